@@ -1,6 +1,7 @@
 """Checks of configuration files before they are parsed."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -17,15 +18,11 @@ def check_config_file(path: Path) -> None:
 
     Deep nesting could overflow the stack of libraries written in C, and nested aliases could exhaust
     the memory.
-
-    Raises:
-        ConfigurationError: If not; names the file and the problem.
     """
     text = _text(path)
     with concerning(path):
         try:
-            _check_shape(text)
-            _check_keys(text)
+            _check_nodes(text)
         except yaml.YAMLError as error:
             raise ConfigurationError(f"is not YAML: {_yaml_reason(error)}") from None
 
@@ -48,54 +45,50 @@ def _text(path: Path) -> str:
         return content.decode("utf-8")
 
 
-def _check_shape(text: str) -> None:
-    """Check the depth and the number of values."""
+@dataclass
+class _Open:
+    """A node whose end was not read yet: its number of values, its keys if it has any, what comes next."""
+
+    anchor: str | None = None
+    size: int = 1
+    keys: set[str] | None = None
+    is_key_next: bool = True
+
+    def check_key(self, event: yaml.Event) -> None:
+        """Check that the next node of a mapping is not a key that it has; `<<` merges several."""
+        if self.keys is None or not isinstance(event, yaml.NodeEvent):
+            return
+        if self.is_key_next and isinstance(event, yaml.ScalarEvent) and event.value != "<<":
+            if event.value in self.keys:
+                raise ConfigurationError(f"has the key {event.value} twice")
+            self.keys.add(event.value)
+        self.is_key_next = not self.is_key_next
+
+
+def _check_nodes(text: str) -> None:
+    """Check the depth, the number of values, and that no mapping has a key twice."""
     sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
-    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
+    parents = [_Open()]
     for event in _events(text):
-        anchor, size = getattr(event, "anchor", None), 1
+        parent, anchor, size = parents[-1], getattr(event, "anchor", None), 1
+        parent.check_key(event)
         if isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((anchor, 1))
-            if len(open_nodes) > MAX_DEPTH:
+            parents.append(_Open(anchor, keys=set() if isinstance(event, yaml.MappingStartEvent) else None))
+            if len(parents) > MAX_DEPTH:
                 raise ConfigurationError(f"is nested more than {MAX_DEPTH} levels deep")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = open_nodes.pop()
+            parents.pop()
+            anchor, size = parent.anchor, parent.size
         elif isinstance(event, yaml.AliasEvent):
             anchor, size = None, sizes.get(event.anchor or "", 1)
         elif not isinstance(event, yaml.ScalarEvent):
             continue
         if anchor is not None:
             sizes[anchor] = size
-        parent, before = open_nodes.pop()
-        open_nodes.append((parent, before + size))
-        if before + size > MAX_NODES:
+        parents[-1].size += size
+        if parents[-1].size > MAX_NODES:
             raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
-
-
-def _check_keys(text: str) -> None:
-    """Check that no mapping has a key twice, of which parsers keep the last value; `<<` merges several."""
-    parents: list[set[str] | None] = []  # the keys of each open mapping; None for a list
-    is_key: list[bool] = []  # whether the next node of each is a key
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        if isinstance(event, yaml.NodeEvent) and parents:
-            keys = parents[-1]
-            if (
-                keys is not None
-                and is_key[-1]
-                and isinstance(event, yaml.ScalarEvent)
-                and event.value != "<<"
-            ):
-                if event.value in keys:
-                    raise ConfigurationError(f"has the key {event.value} twice")
-                keys.add(event.value)
-            is_key[-1] = not is_key[-1]
-        if isinstance(event, yaml.CollectionStartEvent):
-            parents.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
-            is_key.append(True)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            parents.pop()
-            is_key.pop()
 
 
 def _events(text: str) -> Iterator[yaml.Event]:

@@ -141,9 +141,6 @@ class NoAnswerError(ConfigurationError):
 def check_at_least(least: int, **values: int) -> None:
     """Check that numbers are at least `least`.
 
-    Raises:
-        ConfigurationError: If one is not; names the argument.
-
     Example:
         >>> check_at_least(1, batch_size=0)
         Traceback (most recent call last):
@@ -154,11 +151,15 @@ def check_at_least(least: int, **values: int) -> None:
             raise ConfigurationError(f"must be at least {least}, got {value}", key=name)
 
 
-def check_positive(**values: float) -> None:
-    """Check that numbers are positive and finite.
+def check_share(**values: float) -> None:
+    """Check that numbers are between 0 and 1."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ConfigurationError(f"must be between 0 and 1, got {value}", key=name)
 
-    Raises:
-        ConfigurationError: If one is not; names the argument.
+
+def check_positive(**values: float | None) -> None:
+    """Check that numbers are positive and finite; None is skipped.
 
     Example:
         >>> check_positive(beta=0.1, learning_rate=float("inf"))
@@ -166,5 +167,5 @@ def check_positive(**values: float) -> None:
         lit_klrb.errors.ConfigurationError: learning_rate: must be positive and finite, got inf
     """
     for name, value in values.items():
-        if not 0 < value < math.inf:
+        if value is not None and not 0 < value < math.inf:
             raise ConfigurationError(f"must be positive and finite, got {value}", key=name)

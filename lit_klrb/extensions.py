@@ -25,10 +25,6 @@ def _found(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 
 def load(entry: EntryPoint) -> Any:
-    """What an entry point names.
-
-    Raises:
-        ConfigurationError: If it cannot be imported; names the entry point.
-    """
+    """What an entry point names."""
     with refusing(f"{entry.group}: {entry.name} ({entry.value}) cannot be imported"):
         return entry.load()

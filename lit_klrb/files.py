@@ -4,6 +4,7 @@ import contextlib
 import csv
 import fcntl
 import glob
+import hashlib
 import io
 import json
 import os
@@ -78,18 +79,19 @@ def parse_object(content: bytes) -> dict[str, Any]:
     return {}
 
 
-def check_target(path: Path, key: str | None = None) -> None:
-    """Check that a path is free or an ordinary file, not a link or a device, in a writable directory.
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Raises:
-        ConfigurationError: If not, as a new file would take the place of what is there.
-    """
+
+def check_target(path: Path, key: str | None = None) -> None:
+    """Check that a path is free or an ordinary file, not a link or a device, in a writable directory."""
     _check_replaceable(path, key)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigurationError(
-            f"{path} cannot be written: {folder} is not a directory that can be written", key=key
-        )
+        problem = f"{folder} is not a directory that can be written"
+        raise ConfigurationError(f"{path} cannot be written: {problem}", key=key)
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -138,9 +140,6 @@ def write_beside(path: Path, content: str | bytes | memoryview | Callable[[Binar
 
     Returns:
         The unfinished file, to be renamed to `path`. It is removed if writing fails.
-
-    Raises:
-        ConfigurationError: If `path` is a link, a device, a pipe or a directory, which is never replaced.
     """
     _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)

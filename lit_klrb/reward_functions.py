@@ -89,41 +89,27 @@ class FunctionReward:
             raise ConfigurationError(f"{self.name} {called} ({error})", key=KEY) from error
         if isinstance(result, Iterator):
             result = list(result)
-        nothing = None
-        if isinstance(result, (list, tuple)) and any(score is None for score in result):
-            nothing = torch.tensor([score is None for score in result])
-        known = result if nothing is None else [math.nan if score is None else score for score in result]
-        scores = as_numbers(known)
+        silent = [place for place, score in enumerate(result) if score is None] if is_list(result) else []
+        scores = as_numbers([math.nan if score is None else score for score in result] if silent else result)
         if scores is None or scores.shape != (len(texts),):
-            raise ConfigurationError(
-                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got "
-                f"{_described(result)}",
-                key=KEY,
-            )
-        given_numbers = scores if nothing is None else torch.where(nothing, 0, scores)
-        finite(self.name, texts, given_numbers)
+            must = f"{self.name} must return {len(texts)} numbers for {len(texts)} texts"
+            raise ConfigurationError(f"{must}, got {_described(result)}", key=KEY)
+        finite(self.name, texts, scores.index_fill(0, torch.tensor(silent, dtype=torch.long), 0))
         return scores
 
     def _given(self, columns: Columns) -> dict[str, Any]:
         """The arguments of a function of columns."""
         variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        named = {name: p for name, p in self.parameters.items() if p.kind not in variable}
+        named: dict[str, Any] = {n: p for n, p in self.parameters.items() if p.kind not in variable}
         for name, parameter in named.items():
             if parameter.default is parameter.empty and name not in columns:
                 own = (PROMPTS, COMPLETIONS, IDS, STATE, LOG)
-                others = ", ".join(column for column in columns if column not in own)
-                raise ConfigurationError(
-                    f"{self.name} needs the column {name}; besides the texts, the prompts have "
-                    f"{others or 'no columns'}",
-                    key=KEY,
-                )
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
-        asked = (IDS, STATE, LOG)
-        return {
-            name: column
-            for name, column in columns.items()
-            if name in named or (takes_all and name not in asked)
-        }
+                others = ", ".join(column for column in columns if column not in own) or "no columns"
+                problem = f"needs the column {name}; besides the texts, the prompts have {others}"
+                raise ConfigurationError(f"{self.name} {problem}", key=KEY)
+        if any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
+            named |= dict.fromkeys(columns.keys() - {IDS, STATE, LOG})
+        return {name: column for name, column in columns.items() if name in named}
 
 
 async def _awaited(result: Any) -> Any:
@@ -167,7 +153,12 @@ def _described(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-    return f"{len(value)} elements, {shown}" if isinstance(value, (list, tuple)) else shown
+    return f"{len(value)} elements, {shown}" if is_list(value) else shown
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list or a tuple."""
+    return isinstance(value, (list, tuple))
 
 
 def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:

@@ -54,14 +54,10 @@ class Reward(Protocol):
 
 
 class GrammarReward:
-    """Exact log odds that a text of the embedded world is positive, clipped.
+    """Exact log odds that a text of the embedded world is positive, clipped."""
 
-    Args:
-        grammar: The grammar of the reviews.
-    """
-
-    def __init__(self, grammar: ReviewGrammar | None = None) -> None:
-        self.grammar = grammar or ReviewGrammar()
+    def __init__(self) -> None:
+        self.grammar = ReviewGrammar()
         self.known = frozenset(self.grammar.vocabulary)
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
@@ -73,11 +69,9 @@ class GrammarReward:
         words = [word for text in texts for word in split_words(text)]
         unknown = [word for word in words if word not in self.known]
         if len(unknown) > len(words) / 3:
-            raise ConfigurationError(
-                f"grammar scores the embedded reviews only, and {len(unknown)} of {len(words)} words are "
-                f"not theirs, such as {unknown[0]!r}; name a classifier or package.module:function",
-                key=KEY,
-            )
+            about = f"{len(unknown)} of {len(words)} words are not theirs, such as {unknown[0]!r}"
+            problem = f"grammar scores the embedded reviews only, and {about}"
+            raise ConfigurationError(f"{problem}; name a classifier or package.module:function", key=KEY)
         return torch.tensor([self.grammar.clipped_log_odds(text) for text in texts])
 
 
@@ -127,15 +121,14 @@ class ClassifierReward:
         first = next(iter(columns.get(PROMPTS, ())), None)
         chats = self.tokenizer.chat_template is not None and is_messages(first)
         if chats:
-            both = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
-            texts = [
-                Conversation((*prompt, *answer), f"{self.name}: a completion").text(KEY, self.tokenizer)
-                for prompt, answer in both
-            ]
-        parts = [
-            self._scores(texts[i : i + BATCH_SIZE], special_tokens=not chats)
-            for i in range(0, len(texts), BATCH_SIZE)
-        ]
+            both, place = (
+                zip(columns[PROMPTS], columns[COMPLETIONS], strict=True),
+                f"{self.name}: a completion",
+            )
+            whole = [Conversation((*prompt, *answer), place) for prompt, answer in both]
+            texts = [conversation.text(KEY, self.tokenizer) for conversation in whole]
+        starts = range(0, len(texts), BATCH_SIZE)
+        parts = [self._scores(texts[i : i + BATCH_SIZE], special_tokens=not chats) for i in starts]
         return finite(self.name, texts, torch.cat(parts))
 
     def _scores(self, texts: Sequence[str], special_tokens: bool) -> Tensor:
@@ -144,10 +137,8 @@ class ClassifierReward:
         longest = min(n for n in (*limits, self.tokenizer.model_max_length, LONGEST) if n > 0)
         rows = [classifier_ids(text, self.tokenizer, special_tokens, longest) for text in texts]
         batch = pad(rows, self.tokenizer.pad_token_id, side="right")
-        logits = self.classifier(
-            input_ids=batch["tokens"].to(self.classifier.device),
-            attention_mask=batch["attention_mask"].long().to(self.classifier.device),
-        ).logits.float()
+        tokens, mask = (values.long().to(self.classifier.device) for values in batch.values())
+        logits = self.classifier(input_ids=tokens, attention_mask=mask).logits.float()
         return label_scores(logits, self.index, self.output)
 
 
@@ -162,9 +153,18 @@ class WeightedReward:
         self.parts = parts
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """The weighted sum, float32, shape [B]; NaN where no reward has a score."""
+        """The weighted sum, float32, shape [B].
+
+        Raises:
+            ConfigurationError: If no reward has a score for a completion; names the first.
+        """
         scores = torch.stack([weight * reward(texts, columns).cpu() for reward, weight in self.parts])
-        return torch.where(scores.isnan().all(0), torch.nan, scores.nansum(0))
+        missing = scores.isnan().all(0).nonzero().flatten().tolist()
+        if missing:
+            about = f"{len(missing)} of {len(texts)} completions, such as {texts[missing[0]]!r}"
+            problem = f"every reward gives None for {about}"
+            raise ConfigurationError(f"{problem}; each needs a number from one of them", key=KEY)
+        return scores.nansum(0)
 
 
 class TrainingReward:
@@ -194,33 +194,6 @@ class TrainingReward:
         found = {name: sum(values) / len(values) for name, values in self.logged.items()}
         self.logged.clear()
         return found
-
-
-class EveryReward:
-    """A reward that has a score for every completion.
-
-    Args:
-        reward: The reward, which may give NaN for "nothing to say".
-    """
-
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-
-    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """The reward's scores, float32, shape [B].
-
-        Raises:
-            ConfigurationError: If a completion has none; names the first.
-        """
-        scores = self.reward(texts, columns)
-        missing = scores.isnan().nonzero().flatten().tolist()
-        if missing:
-            raise ConfigurationError(
-                f"every reward gives None for {len(missing)} of {len(texts)} completions, such as "
-                f"{texts[missing[0]]!r}; each needs a number from one of them",
-                key=KEY,
-            )
-        return scores
 
 
 def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") -> Tensor:
@@ -253,10 +226,8 @@ def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
     if label is None and len(labels) <= 2:
         return len(labels) - 1
     if label is None or label.lower() not in names:
-        raise ConfigurationError(
-            f"{label} is not a label of {name}; it has {', '.join(map(str, labels.values()))}",
-            key="reward_label",
-        )
+        has = ", ".join(map(str, labels.values()))
+        raise ConfigurationError(f"{label} is not a label of {name}; it has {has}", key="reward_label")
     index: int = names[label.lower()]
     return index
 
@@ -282,9 +253,10 @@ def load_reward(
     """
     parts, labels = reward_parts(path, label)
     rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
-    if isinstance(path, str) and not isinstance(rewards[0][0], FunctionReward):
-        return rewards[0][0]
-    return EveryReward(rewards[0][0] if isinstance(path, str) else WeightedReward(rewards))
+    alone = rewards[0][0]
+    return (
+        alone if isinstance(path, str) and not isinstance(alone, FunctionReward) else WeightedReward(rewards)
+    )
 
 
 def reward_parts(
@@ -315,10 +287,8 @@ def _labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> M
     if label is None or isinstance(label, str):
         return {} if label is None else dict.fromkeys(classifiers, label)
     if unknown := sorted(label.keys() - {*classifiers}):
-        raise ConfigurationError(
-            f"{unknown[0]} is not a classifier of reward_path; it has {', '.join(classifiers)}",
-            key="reward_label",
-        )
+        problem = f"{unknown[0]} is not a classifier of reward_path; it has {', '.join(classifiers)}"
+        raise ConfigurationError(problem, key="reward_label")
     return label
 
 

@@ -19,10 +19,7 @@ _LONG = 40
 def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool = True) -> "Table":
     """A table in which text is not parsed as markup or emoji codes and cannot control the terminal.
 
-    Args:
-        header: Names of the columns.
-        rows: Cells; floats are shown with three significant digits.
-        lines: Draw lines between cells.
+    Floats are shown with three significant digits.
 
     Example:
         >>> from rich.console import Console
@@ -46,12 +43,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal, and one tab-separated line per row to a pipe.
-
-    Args:
-        header: Names of the columns.
-        rows: Cells; columns of numbers are aligned to the right.
-    """
+    """Print a table as wide as the terminal, and one tab-separated line per row to a pipe."""
     if not sys.stdout.isatty():
         for row in (header, *rows):
             print("\t".join(map(printable, row)))
@@ -76,11 +68,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def say_loading(what: str) -> None:
-    """Say on a terminal what is being loaded or computed, as it can take seconds.
-
-    Args:
-        what: Such as "loading torch".
-    """
+    """Say on a terminal what is being loaded or computed, such as "loading torch", as it can take seconds."""
     if sys.stderr.isatty():
         print(printable(f"{what} ..."), file=sys.stderr, flush=True)
 

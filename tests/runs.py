@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from analysis.results.curves import curves as read_curves
 from benchmarks.kills.children import Child
@@ -67,6 +68,26 @@ def with_callback(patch, callback, *, last=False):
         return trainer
 
     patch.setattr(cli.LitCLI, "instantiate_trainer", instantiate)
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+class StopAt(Callback):
+    """Ends the run after a number of batches, or during a validation."""
+
+    def __init__(self, batches, in_validation=False):
+        self.batches, self.in_validation, self.seen = batches, in_validation, 0
+
+    def on_train_batch_end(self, *_):
+        self.seen += 1
+        if self.seen == self.batches and not self.in_validation:
+            raise Stopped
+
+    def on_validation_batch_start(self, trainer, *_):
+        if self.in_validation and not trainer.sanity_checking and self.seen >= self.batches:
+            raise Stopped
 
 
 def curves(run):

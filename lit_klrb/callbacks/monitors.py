@@ -1,7 +1,6 @@
 """Monitors of the common evaluation: all KL estimates, the KL by position, and sample completions."""
 
 import csv
-import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, final
@@ -40,9 +39,8 @@ class EvaluationMonitor(L.Callback, ABC):
         """
         name = f"trainer.callbacks: {type(self).__name__}"
         if not isinstance(pl_module, RegularisedModule):
-            raise ConfigurationError(
-                f"{name} needs completions, but the evaluation of {type(pl_module).__name__} has none"
-            )
+            given = type(pl_module).__name__
+            raise ConfigurationError(f"{name} needs completions, but the evaluation of {given} has none")
         if stage == "predict":
             raise ConfigurationError(f"{name} needs an evaluation, but predict has none")
 
@@ -94,18 +92,9 @@ class KLMonitor(EvaluationMonitor):
 
     All but k2 have the same expectation, so their differences show their noise. `kl_rb_per_token` is in nats
     per token. kl_by_position/step_N.csv has the KL at each position.
-
-    Args:
-        alpha: Coefficient of the control variate in `kl_cv`; 1 gives Schulman's k3.
     """
 
     needs_reference = True
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        if not math.isfinite(alpha):
-            raise ConfigurationError(f"KLMonitor: alpha must be finite, got {alpha}")
-        self.alpha = alpha
 
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
@@ -113,7 +102,7 @@ class KLMonitor(EvaluationMonitor):
         """Log the estimates and write the KL by position."""
         stats, mask, completions = together(evaluations)
         group_size = evaluations[0].completions_per_prompt
-        values = kl_values(stats, mask, completions, group_size=group_size, alpha=self.alpha)
+        values = kl_values(stats, mask, completions, group_size=group_size)
         metrics: dict[str, float] = {}
         for name, value in values.items():
             mean, error = clustered_mean(value)

@@ -58,9 +58,8 @@ class KLEstimatorCallback(L.Callback):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigurationError(f"kl.{name} must be positive and finite, got {value}")
         if final_beta is not None and target_kl is not None:
-            raise ConfigurationError(
-                f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"
-            )
+            both = f"kl.target_kl={target_kl} and kl.final_beta={final_beta}"
+            raise ConfigurationError(f"{both} both move beta: give one of them")
         # What the estimator remembers, and the estimator in force
         self.memory = EstimatorMemory(
             estimator, final_discount=final_discount, final_forward_share=final_forward_share
@@ -84,10 +83,8 @@ class KLEstimatorCallback(L.Callback):
             return
         installed = getattr(pl_module, "memory", None)
         if installed is not None and installed.estimator is not self.memory.estimator:
-            name = type(pl_module).__name__
-            raise ConfigurationError(
-                f"kl.estimator: {name} already has {installed.estimator}; plug in one only"
-            )
+            has = f"{type(pl_module).__name__} already has {installed.estimator}"
+            raise ConfigurationError(f"kl.estimator: {has}; plug in one only")
         pl_module.memory, pl_module.beta = self.memory, self.beta  # type: ignore[assignment]
         if stage == "fit" and self.memory.passing_bias is not None:
             pl_module.print(self.memory.passing_bias)
@@ -143,8 +140,7 @@ class KLEstimatorCallback(L.Callback):
         """
         current = state_dict["current"]
         if not isinstance(current, float) or not 0 <= current < math.inf:
-            raise ConfigurationError(
-                f"kl.beta is {current!r} in it, a finite number expected", key="ckpt_path"
-            )
+            problem = f"kl.beta is {current!r} in it, a finite number expected"
+            raise ConfigurationError(problem, key="ckpt_path")
         self.current = current
         self.memory.load_state_dict(state_dict.get("memory", {}))

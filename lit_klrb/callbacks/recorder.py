@@ -110,10 +110,8 @@ class RunRecorder(L.Callback):
         """
         processes = checkpoint.get(RUN_KEY, {}).get("processes", trainer.world_size)
         if trainer.state.fn == "fit" and processes != trainer.world_size:
-            raise ConfigurationError(
-                f"must give {processes} processes, as in the run of ckpt_path, got {trainer.world_size}",
-                key="trainer.devices",
-            )
+            problem = f"must give {processes} processes, as in the run of ckpt_path, got {trainer.world_size}"
+            raise ConfigurationError(problem, key="trainer.devices")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log an evaluation after n steps at step n; Lightning would log it at step n - 1."""

@@ -1,7 +1,7 @@
 """The argument parser of the commands that do not use Lightning."""
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lit_klrb.errors import ConfigurationError
 
@@ -9,10 +9,11 @@ from lit_klrb.errors import ConfigurationError
 class Arguments(argparse.ArgumentParser):
     """An argument parser that raises errors instead of printing them with the usage."""
 
-    def error(self, message: str) -> NoReturn:
-        """Raise the message.
+    def __init__(self, command: str, description: str | None, epilog: str = "", **settings: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        prog = f"python -m lit_klrb {command}"
+        super().__init__(prog, None, description, epilog, formatter_class=formatter, **settings)
 
-        Raises:
-            ConfigurationError: Always.
-        """
+    def error(self, message: str) -> NoReturn:
+        """Raise the message."""
         raise ConfigurationError(f"{message}; see {self.prog} --help")

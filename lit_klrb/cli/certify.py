@@ -1,6 +1,5 @@
 """`python -m lit_klrb certify MODULE:FUNCTION`: which known gradient a KL loss has, by enumeration."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -46,12 +45,7 @@ example: python -m lit_klrb certify my_losses:kl_loss --claims kl --option beta=
 
 def parser() -> Arguments:
     """The parser of the command's options."""
-    command = Arguments(
-        "python -m lit_klrb certify",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = Arguments("certify", __doc__, EPILOG)
     add = command.add_argument
     add("function", metavar="MODULE:FUNCTION", help="a loss of log-probabilities or logits of both models")
     add("--claims", choices=CLAIMS, help="the gradient that it must have; reverse is either form of it")
@@ -61,11 +55,7 @@ def parser() -> Arguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `certify` and return the exit code.
-
-    Raises:
-        ConfigurationError: If there is no such function, or its parameters are not known.
-    """
+    """Run `certify` and return the exit code."""
     options = parser().parse_args(argv)
     module, _, name = options.function.partition(":")
     if not module or not name:
@@ -73,9 +63,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = dict(_pairs("argument", options.argument))
     for key, role in arguments.items():
         if role not in ROLES:
-            raise ConfigurationError(
-                f"{key}={role}: the role must be one of {', '.join(ROLES)}", key="argument"
-            )
+            problem = f"{key}={role}: the role must be one of {', '.join(ROLES)}"
+            raise ConfigurationError(problem, key="argument")
     values = {}
     for key, text in _pairs("option", options.option):
         with refusing(f"{key} has no plain value: {text}", yaml.YAMLError, ValueError, key="option"):

@@ -52,12 +52,7 @@ DATA = ("source", "preferences")
 
 
 class CheckCLI(LitCLI):
-    """Sets up what `fit` would train by the methods that `fit` calls, with models that have no weights.
-
-    Args:
-        args: A command line of `fit`.
-        made: See `check`.
-    """
+    """Sets up what `fit` would train by the methods that `fit` calls, with models that have no weights."""
 
     def __init__(self, args: Sequence[str], made: dict[Path, Made] | None) -> None:
         self.rehearsal, self.is_here = Rehearsal(made), made is None
@@ -131,11 +126,9 @@ class CheckCLI(LitCLI):
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
-            answer["estimator"] = {
-                "name": type(kl.memory.estimator).__name__,
-                "optimises": _objective(kl, self.model.optimizer_steps),
-                "biased": _biased(kl, self.model.optimizer_steps),
-            }
+            name, steps = type(kl.memory.estimator).__name__, self.model.optimizer_steps
+            about = {"optimises": _objective(kl, steps), "biased": _biased(kl, steps)}
+            answer["estimator"] = {"name": name, **about}
         parts = (key.split(".") for key in schema.EVALUATED_WITH)
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -157,9 +150,8 @@ def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
     by_settings = estimator.refusal is None and estimator.bias is not None and passing is None
     found = [f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises]
     if _is_biased_later(kl, steps):
-        found.append(
-            f"biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
-        )
+        which = f"the first of {steps} steps on a rollout"
+        found.append(f"biased after {which} (off_policy {estimator.off_policy})")
     if passing is not None:
         found.append(passing)
     else:
@@ -181,11 +173,7 @@ def _is_biased_later(kl: KLEstimatorCallback, steps: int) -> bool:
 
 
 def check_input(key: str, path: str) -> None:
-    """Check that a path exists or a function can be imported; hub ids pass.
-
-    Raises:
-        ConfigurationError: If not; names the argument and the path.
-    """
+    """Check that a path exists or a function can be imported; hub ids pass."""
     if key == KEY and ":" in path and not is_checkpoint(path):
         rewards.load_reward(path)
     elif suffix_of(Path(path)) and not local_path(path, key).exists():
@@ -219,18 +207,8 @@ def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the run of the given arguments, or without arguments those on standard input.
-
-    Args:
-        argv: Arguments of `fit`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ConfigurationError: If the run could not start, or standard input is not a JSON list of command lines.
-    """
-    parser = Arguments(prog="python -m lit_klrb check", description=__doc__, allow_abbrev=False)
+    """Check the run of the given arguments, or without arguments those on standard input."""
+    parser = Arguments("check", __doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print the answer for programs")
     known, options = parser.parse_known_args(argv)
     requests = [["fit", *options]] if options else _requests()
@@ -251,18 +229,16 @@ def main(argv: Sequence[str]) -> int:
 def _lines(answer: dict[str, Any]) -> list[str]:
     """What would be trained, for a reader."""
     models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
-    estimator = answer["estimator"]
-    steps, size = answer["steps"], answer["prompts"].get("batch_size")
+    estimator, size = answer["estimator"], answer["prompts"].get("batch_size")
     lines = [
         f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
         f"data: {', '.join(f'{key} {value}' for key, value in answer['prompts'].items())}",
         *(_lines_of_rows(answer["rows"]) if answer["rows"] else []),
-        f"length: {steps} steps" + (f" of {size} rows" if size else ""),
+        f"length: {answer['steps']} steps" + (f" of {size} rows" if size else ""),
     ]
     if estimator is not None:
-        biased = "unbiased" if estimator["biased"] is False else "biased"
-        if isinstance(estimator["biased"], str):
-            biased += f" {estimator['biased']}"
+        when = estimator["biased"]
+        biased = {False: "unbiased", True: "biased"}.get(when, f"biased {when}")
         lines.append(f"estimator: {estimator['name']}, {biased}; optimises {estimator['optimises']}")
     return [*lines, "everything that fit checks before the first step is in order; --json for programs"]
 
@@ -282,12 +258,10 @@ def _lines_of_rows(shown: dict[str, Any]) -> list[str]:
 
 def _requests() -> list[list[str]]:
     """The command lines on standard input."""
-    try:
+    with suppress(ValueError):
         requests = json.load(sys.stdin)
-    except ValueError:
-        requests = None
-    lists = isinstance(requests, list) and all(isinstance(argv, list) for argv in requests)
-    texts = lists and all(isinstance(word, str) for argv in requests for word in argv)
-    if not (texts and all(argv[:1] in (["fit"], ["study"]) for argv in requests)):
-        raise ConfigurationError("standard input must be a JSON list of command lines of fit or study")
-    return requests
+        lists = isinstance(requests, list) and all(isinstance(argv, list) for argv in requests)
+        texts = lists and all(isinstance(word, str) for argv in requests for word in argv)
+        if texts and all(argv[:1] in (["fit"], ["study"]) for argv in requests):
+            return requests
+    raise ConfigurationError("standard input must be a JSON list of command lines of fit or study")

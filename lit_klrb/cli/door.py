@@ -17,9 +17,7 @@ PARTS = ("class_path", "init_args", "dict_kwargs", "help")
 class Door:
     """Checks what a command line sets: unknown keys, values of other types, unknown classes.
 
-    Args:
-        parser: The parser of the command, with the types of its keys.
-        classes: The classes of keys that have one by default.
+    `classes` has those of keys that have one by default.
     """
 
     def __init__(self, parser: OneLineParser, classes: dict[str, type]) -> None:
@@ -28,11 +26,7 @@ class Door:
         self.given: set[str] = set()
 
     def check(self, words: Sequence[str], required: Sequence[str], complete: bool = True) -> None:
-        """Check a command line.
-
-        Raises:
-            ConfigurationError: Naming the key, its value and what is allowed.
-        """
+        """Check a command line."""
         for key, value in settings_of(words):
             self._take(key.split("."), value)
         missing = [key for key in required if key not in self.classes]
@@ -54,8 +48,7 @@ class Door:
     def _take(self, parts: list[str], value: Any) -> None:
         """Check one setting, of which `parts` are the parts of its key."""
         key = ".".join(parts)
-        if (source := self.parser.links.get(key.replace(".init_args.", "."))) is not None:
-            raise ConfigurationError(f"{key}: follows from {source}, which is the key to set")
+        self._check_not_linked(key)
         for count in range(len(parts), 0, -1):
             if (known := ".".join(parts[:count])) in self.types:
                 self._value(known, parts[count:], self.types[known], value)
@@ -124,16 +117,16 @@ class Door:
         allowed = parameters(kind)
         if name in allowed.hints:
             self.given.add(f"{key}.{name}")
-            self._take_argument(f"{key}.init_args.{name}", rest, allowed.hints[name], value)
+            self._check_not_linked(f"{key}.init_args.{name}")
+            self._value(f"{key}.init_args.{name}", rest, allowed.hints[name], value)
         elif allowed.are_all:
             raise ConfigurationError(
                 f"unknown key {key}.init_args.{name}{suggestion(name, list(allowed.hints))}"
             )
 
-    def _take_argument(self, key: str, rest: list[str], hint: Any, value: Any) -> None:
+    def _check_not_linked(self, key: str) -> None:
         if (source := self.parser.links.get(key.replace(".init_args.", "."))) is not None:
             raise ConfigurationError(f"{key}: follows from {source}, which is the key to set")
-        self._value(key, rest, hint, value)
 
 
 def _plain(hint: Any) -> list[Any]:

@@ -21,14 +21,18 @@ from lit_klrb.reward_functions import import_member
 from lit_klrb.terminal import print_table
 
 # What is not measured with one completion of one prompt, by estimator
+ALONE = "Its token values are fitted to earlier rollouts. Without them, the gradients are RaoBlackwell's"
 FITTED = {
     RaoBlackwellControlVariate: "Its coefficients are fitted on other prompts. With one completion they are "
-    "0, and the gradients are MonteCarlo's; docs/variance.md measures it with many prompts.",
-    RaoBlackwellTokenValues: "Its token values are fitted to earlier rollouts. Without them, the gradients "
-    "are RaoBlackwell's; docs/variance.md measures it with many prompts.",
-    TiltedRaoBlackwell: "Its token values are fitted to earlier rollouts. Without them, the gradients are "
-    "RaoBlackwell's; docs/variance.md measures it with many prompts.",
+    "0, and the gradients are MonteCarlo's",
+    RaoBlackwellTokenValues: ALONE,
+    TiltedRaoBlackwell: ALONE,
 }
+
+
+# What is printed of an estimator, in order
+LABELS = {"formula": "computes", "optimises": "optimises", "use": "use it for", "cost": "cost"}
+LABELS |= {"used_by": "used by", "caution": "caution", "refusal": "refused for training"}
 
 
 def estimator_classes() -> dict[str, type[KLEstimator]]:
@@ -42,18 +46,12 @@ def estimator_classes() -> dict[str, type[KLEstimator]]:
 
 
 def find_estimator(name: str) -> KLEstimator:
-    """The estimator with the given name, with default settings.
-
-    Raises:
-        ConfigurationError: If it does not exist, is not an estimator, or cannot be instantiated.
-    """
+    """The estimator with the given name, with default settings."""
     module, _, member = name.rpartition(".")
     classes = estimator_classes()
     if not module and name not in classes:
-        raise ConfigurationError(
-            f"unknown estimator {name!r}{suggestion(name, classes)}; known: {', '.join(classes)}, "
-            "or package.module.Class for one of your own"
-        )
+        known = f"{', '.join(classes)}, or package.module.Class for one of your own"
+        raise ConfigurationError(f"unknown estimator {name!r}{suggestion(name, classes)}; known: {known}")
     found = import_member(name, module, member) if module else classes[name]
     if not isinstance(found, type) or not issubclass(found, KLEstimator):
         raise ConfigurationError(f"{name} is not a subclass of lit_klrb.estimators.KLEstimator")
@@ -98,16 +96,7 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     about = _describe(name, estimator)
     documentation = (type(estimator).__doc__ or "").strip()
     print(f"{name}: {documentation.splitlines()[0]}\n" if documentation else f"{name}\n")
-    labels = {
-        "formula": "computes",
-        "optimises": "optimises",
-        "use": "use it for",
-        "cost": "cost",
-        "used_by": "used by",
-        "caution": "caution",
-        "refusal": "refused for training",
-    }
-    for key, label in labels.items():
+    for key, label in LABELS.items():
         if about[key] is not None:
             print(f"{label}: {about[key]}")
     print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
@@ -116,25 +105,18 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
         f"\nExpected value and gradient on an enumerated model{head}, compared with the exact KL and its"
         " gradient:"
     )
-    print_table(
-        ("KL", "mean value", "cosine of gradients", "ratio of norms"),
-        [
-            (
-                f"{m.kl:.4g}",
-                f"{m.mean_value:.4g}",
-                "-" if m.cosine is None else f"{m.cosine:.3f}",
-                f"{m.norm_ratio:.3f}",
-            )
-            for m in measure(estimator)
-        ],
-    )
+    rows = []
+    for kl, mean, cosine, ratio in measure(estimator):
+        shown = "-" if cosine is None else f"{cosine:.3f}"
+        rows.append((f"{kl:.4g}", f"{mean:.4g}", shown, f"{ratio:.3f}"))
+    print_table(("KL", "mean value", "cosine of gradients", "ratio of norms"), rows)
     if note := FITTED.get(type(estimator)):
-        print(note)
+        print(f"{note}; docs/variance.md measures it with many prompts.")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `explain [ESTIMATOR] [--json]` and return the exit code."""
-    parser = Arguments("python -m lit_klrb explain", description=__doc__)
+    parser = Arguments("explain", __doc__)
     parser.add_argument(
         "estimator",
         nargs="?",
@@ -143,17 +125,15 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
-    if arguments.estimator is None:
-        if arguments.json:
-            print(json.dumps(_overview(), indent=2))
-        else:
-            _print_overview()
-        return 0
-    estimator = find_estimator(arguments.estimator)
-    if not arguments.json:
-        _print_page(arguments.estimator, estimator)
-        return 0
-    page: dict[str, object] = {**_describe(arguments.estimator, estimator)}
-    page["measured"] = [measurement._asdict() for measurement in measure(estimator)]
-    print(json.dumps(page, indent=2))
+    name = arguments.estimator
+    estimator = None if name is None else find_estimator(name)
+    if arguments.json and estimator is not None:
+        measured = [measurement._asdict() for measurement in measure(estimator)]
+        print(json.dumps({**_describe(name, estimator), "measured": measured}, indent=2))
+    elif arguments.json:
+        print(json.dumps(_overview(), indent=2))
+    elif estimator is not None:
+        _print_page(name, estimator)
+    else:
+        _print_overview()
     return 0

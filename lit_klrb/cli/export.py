@@ -28,9 +28,6 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         ckpt_path: A checkpoint written by `fit`.
         output_dir: The folder to write: a new or an empty one, or an earlier export.
         adapter: Write the adapter alone, for `peft`, instead of merging it into the weights.
-
-    Raises:
-        ConfigurationError: If the checkpoint contains no policy, or the folder cannot be written.
     """
     target = local_path(output_dir, "output_dir").resolve()
     check_target(target)
@@ -49,9 +46,8 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         model = loading.model_from_checkpoint(checkpoint)
         tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
     if adapter and not has_adapter(model):
-        raise ConfigurationError(
-            f"{ckpt_path} has none: all weights were trained; leave it out", key="adapter"
-        )
+        problem = f"{ckpt_path} has none: all weights were trained; leave it out"
+        raise ConfigurationError(problem, key="adapter")
     if adapter:
         (config,) = model.peft_config.values()
         config.base_model_name_or_path = initial_policy(checkpoint)
@@ -75,11 +71,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
 
 
 def check_target(target: Path) -> None:
-    """Check that a path is free, an empty folder, or an earlier export.
-
-    Raises:
-        ConfigurationError: If not; names the path and an obstructing file.
-    """
+    """Check that a path is free, an empty folder, or an earlier export."""
     from lit_klrb.run.card import is_own_card
 
     key = "output_dir"
@@ -88,28 +80,20 @@ def check_target(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise ConfigurationError(f"{target} is a file; name a new folder", key=key)
     names = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    foreign = [
-        name
-        for name in names
-        if not (EXPORTED.fullmatch(name) or (name == CARD and is_own_card(target / name)))
-    ]
+    own = {name for name in names if name == CARD and is_own_card(target / name)}
+    foreign = [name for name in names if not (EXPORTED.fullmatch(name) or name in own)]
     if foreign or (names and not {"config.json", "adapter_config.json"} & {*names}):
-        raise ConfigurationError(
-            f"{target} contains {(foreign or names)[0]} and is not an earlier export; name a new folder",
-            key=key,
-        )
+        problem = f"{target} contains {(foreign or names)[0]} and is not an earlier export"
+        raise ConfigurationError(f"{problem}; name a new folder", key=key)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `export --ckpt_path FILE --output_dir DIR` and return the exit code."""
-    parser = Arguments("python -m lit_klrb export", description=__doc__)
+    parser = Arguments("export", __doc__)
     parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint written by fit")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument(
-        "--adapter",
-        action="store_true",
-        help="write the adapter alone instead of merging it into the weights",
-    )
+    alone = "write the adapter alone instead of merging it into the weights"
+    parser.add_argument("--adapter", action="store_true", help=alone)
     arguments = parser.parse_args(argv)
     from lit_klrb.models.loading import silence
 

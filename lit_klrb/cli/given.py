@@ -18,11 +18,7 @@ FLAGS = ("-h", "--help", "--print_config")
 def settings_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Dotted keys with their values; those of a file are its sections.
 
-    Args:
-        words: The command line. Values of options stay text, unless they are null, a list or a mapping.
-
-    Raises:
-        ConfigurationError: If a word is no option, a value is missing, or a file is not a configuration.
+    Values of options stay text, unless they are null, a list or a mapping.
 
     Example:
         >>> list(settings_of(["--kl.beta", "0.1", "--trainer.callbacks+=[Timer]"]))

@@ -1,6 +1,5 @@
 """`python -m lit_klrb import-gguf`: writes a GGUF file as a folder that `transformers` loads."""
 
-import argparse
 from collections.abc import Sequence
 
 from lit_klrb.cli.arguments import Arguments
@@ -18,17 +17,8 @@ example: python -m lit_klrb import-gguf SmolLM2-135M-Instruct.Q4_1.gguf --output
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `import-gguf FILE --output_dir DIR` and return the exit code.
-
-    Raises:
-        ConfigurationError: If the file cannot be converted, or the folder exists.
-    """
-    parser = Arguments(
-        "python -m lit_klrb import-gguf",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Run `import-gguf FILE --output_dir DIR` and return the exit code."""
+    parser = Arguments("import-gguf", __doc__, EPILOG)
     parser.add_argument("file", metavar="FILE", help="a .gguf file, or a folder with one")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write, a new one")
     arguments = parser.parse_args(argv)

@@ -29,7 +29,7 @@ def shipped() -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """Run `init DIR` and return the exit code."""
-    parser = Arguments("python -m lit_klrb init", description=__doc__)
+    parser = Arguments("init", __doc__)
     parser.add_argument("directory", type=local_path, metavar="DIR", help="the folder to write configs/ to")
     directory: Path = parser.parse_args(argv).directory
     target = directory / CONFIGS

@@ -30,12 +30,7 @@ example: python -m lit_klrb kl --policy runs/policy --reference gpt2 --prompts p
 
 def parser() -> Arguments:
     """The parser of the command's options."""
-    command = Arguments(
-        "python -m lit_klrb kl",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = Arguments("kl", __doc__, EPILOG)
     model = "a hub id, a folder, a .gguf file or a checkpoint"
     add = command.add_argument
     add(
@@ -95,11 +90,7 @@ def _level(text: str) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `kl` and return the exit code.
-
-    Raises:
-        ConfigurationError: If an option is wrong, or models or files cannot be used.
-    """
+    """Run `kl` and return the exit code."""
     options = parser().parse_args(argv)
     from lit_klrb.comparison.report import print_report
     from lit_klrb.comparison.summary import summary

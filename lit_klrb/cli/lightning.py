@@ -1,10 +1,10 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from lit_klrb.cli.parsing import OneLineParser
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
-from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, refusing
+from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted, refusing
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
@@ -52,10 +52,6 @@ from lit_klrb.run.options import check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
 
-# Error codes of a full disk or an exhausted quota.
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"
 
@@ -63,10 +59,7 @@ AUTO = "auto"
 MAX_SEED = 2**32
 
 # Settings of new weights, and the paths of models that can be given in their place.
-NEW_WEIGHTS = {
-    "policy_config": ("policy_path",),
-    "classifier_config": ("classifier_path", "backbone_path"),
-}
+NEW_WEIGHTS = {"policy_config": ["policy_path"], "classifier_config": ["classifier_path", "backbone_path"]}
 
 
 class LitCLI(LightningCLI):
@@ -152,7 +145,9 @@ class LitCLI(LightningCLI):
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
         config = self.config[self.config.subcommand]
         path = config.get("ckpt_path")
-        if self.config.subcommand == "fit" and (path == AUTO or (path is None and was_requeued())):
+        # Whether SLURM runs this job again, after a preemption, the loss of a node or `Stopped.requeued`
+        again = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        if self.config.subcommand == "fit" and (path == AUTO or (path is None and again)):
             path = config["ckpt_path"] = self._automatic(Path(config.trainer.default_root_dir))
         if path is None:
             return
@@ -228,9 +223,8 @@ class LitCLI(LightningCLI):
         self.recorder = RunRecorder(self.directory, self._config_text() if is_run else "")
         given = as_list(config.callbacks)
         if any(isinstance(callback, KLEstimatorCallback) for callback in given):
-            raise ConfigurationError(
-                "trainer.callbacks: KLEstimatorCallback is what the keys under kl set; plug in one only"
-            )
+            problem = "KLEstimatorCallback is what the keys under kl set; plug in one only"
+            raise ConfigurationError(f"trainer.callbacks: {problem}")
         own: list[Callback] = [
             self.recorder,
             PredictionWriter(self.directory.path),
@@ -257,7 +251,7 @@ class LitCLI(LightningCLI):
             return
         with self.directory:
             try:
-                self._begin()
+                rank_zero_only(self.directory.begin)(self.resumed)  # every process runs this command
                 own = run_loggers(self.directory.path, self.tensorboard)
                 self.trainer.loggers = [*own, *self.trainer.loggers]
                 self._tell_loggers()
@@ -267,7 +261,7 @@ class LitCLI(LightningCLI):
                 hint = self._resume_hint()
                 if not self.recorder.begun:
                     self.directory.abandon()
-                if isinstance(error, OSError) and error.errno in DISK_FULL:
+                if isinstance(error, OSError) and is_exhausted(error):
                     line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
                     raise EndedError(f"{line}; {hint}", OUTAGE) from error
                 if is_lost(error):
@@ -286,10 +280,6 @@ class LitCLI(LightningCLI):
             with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
                 logger.log_hyperparams(told)
 
-    @rank_zero_only  # every process of a run starts with this command
-    def _begin(self) -> None:
-        self.directory.begin(self.resumed)
-
     def _resume_hint(self) -> str:
         """How to continue a run that ends early."""
         if not self.recorder.begun and self.resumed is None:
@@ -300,9 +290,8 @@ class LitCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Write the run's summary, and print where the run is and what can follow."""
-        self.recorder.conclude(
-            self.trainer, lambda: self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-        )
+        evaluate = partial(self.trainer.validate, self.model, datamodule=self.datamodule, verbose=False)
+        self.recorder.conclude(self.trainer, evaluate)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             steps = self.trainer.global_step
             is_reward = getattr(self.model, "role", None) == CLASSIFIER
@@ -315,46 +304,27 @@ class LitCLI(LightningCLI):
 
 
 def check_text(settings: Mapping[str, Any]) -> None:
-    """Refuse text that no file name and no log can hold.
-
-    Raises:
-        ConfigurationError: Naming the first key whose text has a null character or half of a surrogate pair.
-    """
+    """Refuse text that no file name and no log can hold."""
     for key, value in settings.items():
         texts = [key, value] if isinstance(value, str) else [key]
         if any(re.search("[\0\ud800-\udfff]", text) for text in texts):
-            raise ConfigurationError(
-                f"{value!r} is not text: it has a null character or a lone surrogate", key=key
-            )
-
-
-def was_requeued() -> bool:
-    """Whether SLURM runs this job again, after a preemption, the loss of a node or `Stopped.requeued`."""
-    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+            problem = "is not text: it has a null character or a lone surrogate"
+            raise ConfigurationError(f"{value!r} {problem}", key=key)
 
 
 def check_accelerator(name: Any) -> None:
-    """Check that this machine has an accelerator.
-
-    Raises:
-        ConfigurationError: If not; lists those it has.
-    """
+    """Check that this machine has an accelerator."""
     known = AcceleratorRegistry.items()
     available = ["auto", *sorted(name for name, entry in known if entry["accelerator"].is_available())]
     if {"cuda", "mps"} & {*available}:
         available.append("gpu")
     if isinstance(name, str) and name not in available:
-        raise ConfigurationError(
-            f"{name!r} is not available; this machine has {', '.join(available)}", key="accelerator"
-        )
+        problem = f"{name!r} is not available; this machine has {', '.join(available)}"
+        raise ConfigurationError(problem, key="accelerator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        The exit code: 0 done, 2 wrong usage or configuration (with a one-line message), 1 anything else.
-    """
+    """Run one command, and return the exit code; see `main` of `lit_klrb.cli.main`."""
     argv = sys.argv[1:] if argv is None else list(argv)
     quiet()
     try:

@@ -88,11 +88,8 @@ class BoundLoss:
         self.returned = ""
 
     def _roles(self, arguments: Mapping[str, str]) -> dict[str, str]:
-        named = {
-            key: parameter
-            for key, parameter in self.parameters.items()
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        }
+        variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        named = {key: p for key, p in self.parameters.items() if p.kind not in variable}
         takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         for key in [*arguments, *self.options]:
             if key not in named and not takes_all:
@@ -101,11 +98,8 @@ class BoundLoss:
         roles = {key: role for key, role in known.items() if key not in self.options}
         for key, parameter in named.items():
             if parameter.default is parameter.empty and key not in roles and key not in self.options:
-                raise ConfigurationError(
-                    f"the parameter {key} is not known; give it --option {key}=VALUE, or --argument "
-                    f"{key}=ROLE with one of {', '.join(ROLES)}",
-                    key=self.name,
-                )
+                remedy = f"--option {key}=VALUE, or --argument {key}=ROLE with one of {', '.join(ROLES)}"
+                raise ConfigurationError(f"the parameter {key} is not known; give it {remedy}", key=self.name)
         return roles
 
     @property
@@ -121,11 +115,8 @@ class BoundLoss:
     def __call__(self, inputs: LossInputs) -> Tensor:
         """The loss of a batch, as a scalar."""
         given = {key: ROLES[role](inputs) for key, role in self.roles.items()} | self.options
-        first = [
-            given.pop(key)
-            for key, p in self.parameters.items()
-            if p.kind is p.POSITIONAL_ONLY and key in given
-        ]
+        positional = [key for key, p in self.parameters.items() if p.kind is p.POSITIONAL_ONLY]
+        first = [given.pop(key) for key in positional if key in given]
         tensors = [value for value in (*first, *given.values()) if isinstance(value, Tensor)]
         before = [value.detach().clone() for value in tensors]
         try:
@@ -143,11 +134,9 @@ class BoundLoss:
         if not isinstance(result, Tensor) or shape not in ((), inputs.mask.shape[:1], inputs.mask.shape):
             got = type(result).__name__ if shape is None else f"shape {list(shape)}"
             batch, width = inputs.mask.shape
-            raise ConfigurationError(
-                f"must return a scalar, or a tensor of shape [{batch}] or [{batch}, {width}] for {batch} "
-                f"completions of {width} positions, got {got}",
-                key=self.name,
-            )
+            shapes = f"[{batch}] or [{batch}, {width}] for {batch} completions of {width} positions"
+            problem = f"must return a scalar, or a tensor of shape {shapes}, got {got}"
+            raise ConfigurationError(problem, key=self.name)
         result = result.double()
         if result.ndim < 2:
             self.returned = "a scalar" if result.ndim == 0 else "a loss per completion, averaged here"

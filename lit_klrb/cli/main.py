@@ -55,12 +55,7 @@ exit codes: 0 done, 2 wrong usage or configuration, 130 and 143 stopped by Ctrl-
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        The exit code: 0 done; 2 wrong usage or configuration (one line says what); 130 and 143 stopped by
-        Ctrl-C or SIGTERM; 1 anything else.
-    """
+    """Run one command, and return the exit code; see `HELP`."""
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     try:
         with Stops():

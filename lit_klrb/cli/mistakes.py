@@ -109,13 +109,10 @@ def located(error: ConfigurationError) -> str:
         'trainer.max_steps: must be at least 1, got 0'
     """
     for section, base in CLASSES.items():
-        if any(error.key in parameters(kind).hints for kind in subclasses(base) if _is_ours(kind)):
+        ours = [kind for kind in subclasses(base) if kind.__module__.startswith("lit_klrb.")]
+        if any(error.key in parameters(kind).hints for kind in ours):
             return f"{section}.init_args.{error}"
     return f"trainer.{error}" if error.key in parameters(L.Trainer).hints else str(error)
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("lit_klrb.")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -131,12 +128,9 @@ def _frames(error: BaseException) -> traceback.StackSummary:
 
 def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | None:
     """The message for an exception in user code that the configuration names; None for other code."""
-    if (
-        isinstance(error, SyntaxError)
-        and error.filename
-        and not _is_in(error.filename, (*LIBRARIES, PACKAGE))
-    ):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    file = error.filename if isinstance(error, SyntaxError) else None
+    if isinstance(error, SyntaxError) and file and not _is_in(file, (*LIBRARIES, PACKAGE)):
+        return f"{file}, line {error.lineno}: {error.msg}"
     frames = [f for f in _frames(error) if not _is_in(f.filename, LIBRARIES)]
     if not frames or _is_in(frames[-1].filename, (PACKAGE,)):
         return None
@@ -166,12 +160,8 @@ def _of_file(error: OSError, settings: Mapping[str, Any]) -> EndedError | None:
     if error.filename is None:
         return EndedError(reason, code) if code == OUTAGE else None
     filename = Path(str(error.filename))
-    keys = [
-        key
-        for key, value in settings.items()
-        if isinstance(value, str) and value and _related(Path(value), filename)
-    ]
-    if keys:
+    texts = {key: value for key, value in settings.items() if isinstance(value, str) and value}
+    if keys := [key for key, value in texts.items() if _related(Path(value), filename)]:
         key = max(keys, key=lambda key: len(settings[key]))
         where = "" if settings[key] == str(filename) else f"{filename}: "
         return EndedError(f"{key}: {settings[key]} cannot be used ({where}{reason})", code)

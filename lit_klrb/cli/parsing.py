@@ -27,11 +27,7 @@ class OneLineParser(LightningArgumentParser):
         super().__init__(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raise the message, as one line.
-
-        Raises:
-            ConfigurationError: Always.
-        """
+        """Raise the message, as one line."""
         raise ConfigurationError(" ".join(message.split())) from ex
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:

@@ -130,9 +130,8 @@ def wrong_type(key: str, value: Any, hint: Any) -> ConfigurationError:
     if all(get_origin(part) is Literal or part is type(None) for part in alternatives(hint)):
         return ConfigurationError(f"{key}: {shown} is not one of {', '.join(kinds)}")
     *others, last = kinds
-    return ConfigurationError(
-        f"{key}: {shown} is not of type {', '.join(others)}{' or ' if others else ''}{last}"
-    )
+    either = f"{', '.join(others)}{' or ' if others else ''}{last}"
+    return ConfigurationError(f"{key}: {shown} is not of type {either}")
 
 
 def _named(hint: Any) -> str:
@@ -145,19 +144,7 @@ def _named(hint: Any) -> str:
 
 
 def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
-    """The class that a setting names, by its import path or as one of those that are known.
-
-    Args:
-        key: The setting.
-        path: package.module.Class, or the name of a subclass that has been imported.
-        bases: The classes of which it must be a subclass.
-
-    Returns:
-        The class; None for a function that makes one.
-
-    Raises:
-        ConfigurationError: If it does not exist, is not a subclass, or is abstract.
-    """
+    """The class that a setting names, by its import path or as one of those that are known."""
     module, _, name = path.rpartition(".")
     known: dict[str, type] = {kind.__name__: kind for base in bases for kind in subclasses(base)}
     found: Any
@@ -172,12 +159,12 @@ def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
             _check_packages(key, found)
             return found
         reason = "is abstract"
-    ours = [
-        n
-        for n, k in sorted(known.items())
-        if k.__module__.startswith("lit_klrb.") and not inspect.isabstract(k)
-    ]
-    raise _unknown_class(key, path, reason, list(known), ours)
+    concrete = [(n, k) for n, k in sorted(known.items()) if not inspect.isabstract(k)]
+    ours = [n for n, k in concrete if k.__module__.startswith("lit_klrb.")]
+    listed = f"; known: {', '.join(ours)}" if ours else ""
+    why = f" ({reason})" if reason else ""
+    meant = suggestion(path, ours or list(known))
+    raise ConfigurationError(f"{key}: unknown class {path}{why}{meant}{listed}")
 
 
 def _check_packages(key: str, kind: type) -> None:
@@ -185,15 +172,8 @@ def _check_packages(key: str, kind: type) -> None:
     module = vars(sys.modules[kind.__module__]) if kind.__module__.startswith("lightning.") else {}
     needed = [value for value in module.values() if isinstance(value, RequirementCache)]
     if needed and not any(needed):
-        raise ConfigurationError(
-            f"{key}: {kind.__name__} needs a package: pip install '{needed[0].requirement}'"
-        )
-
-
-def _unknown_class(key: str, path: str, reason: str, known: list[str], ours: list[str]) -> ConfigurationError:
-    listed = f"; known: {', '.join(ours)}" if ours else ""
-    why = f" ({reason})" if reason else ""
-    return ConfigurationError(f"{key}: unknown class {path}{why}{suggestion(path, ours or known)}{listed}")
+        remedy = f"pip install '{needed[0].requirement}'"
+        raise ConfigurationError(f"{key}: {kind.__name__} needs a package: {remedy}")
 
 
 def _imported(module: str, name: str) -> tuple[Any, str]:

@@ -38,11 +38,7 @@ def parser() -> OneLineParser:
 
 
 def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, Study]:
-    """The parser, the settings and the study of a command line.
-
-    Raises:
-        ConfigurationError: If an option is not allowed; one line.
-    """
+    """The parser, the settings and the study of a command line."""
     options = parser()
     if not {"-h", "--help"} & {*argv}:
         Door(options, {}).check(argv, required=("study",))
@@ -66,47 +62,28 @@ def main(argv: Sequence[str]) -> None:
         same = written.is_file() and written.read_bytes() == text.encode()
         stopped = same and not (root / schema.SUMMARY).exists()
         directory.begin(run_id(root) if stopped else None)
-        parts = _Parts(root / schema.STUDIES / study.name)
+        parts = (
+            root / schema.STUDIES / study.name
+        )  # the results of finished parts, until the artifact is written
         try:
             write_atomically(root / schema.CONFIG, text)
-            artifact = study.artifact(
-                {name: parts.result(name, run) for name, run in study.parts(config.seed_everything).items()}
-            )
+            runs = study.parts(config.seed_everything)
+            artifact = study.artifact({name: _result(parts, name, run) for name, run in runs.items()})
         except BaseException:  # Ctrl-C too
-            if not parts.kept:
+            if not any(parts.glob("*.json")):
                 directory.abandon()
             raise
         write_atomically(root / schema.STUDIES / f"{study.name}.json", json.dumps(artifact) + "\n")
-        parts.remove()
+        shutil.rmtree(parts, ignore_errors=True)
         summary = {"state": schema.DONE, "final": {}, "versions": versions()}
         write_atomically(root / schema.SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(f"wrote {root / schema.STUDIES / study.name}.json")
 
 
-class _Parts:
-    """The results of a study's finished parts, one file each, until the artifact is written.
-
-    Args:
-        folder: Where they are kept.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def kept(self) -> bool:
-        """Whether a part has finished."""
-        return self.folder.is_dir() and any(self.folder.glob("*.json"))
-
-    def result(self, name: str, run: Callable[[], Any]) -> Any:
-        """The result of a part, which is run if it has not finished before."""
-        path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
-        if path.exists():
-            return json.loads(path.read_bytes())
+def _result(folder: Path, name: str, run: Callable[[], Any]) -> Any:
+    """The result of a part, which is run if it has not finished before."""
+    path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    if not path.exists():
         print(name, flush=True)
         write_atomically(path, json.dumps(run()) + "\n")
-        return json.loads(path.read_bytes())
-
-    def remove(self) -> None:
-        """Remove the files, whose content is in the artifact."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    return json.loads(path.read_bytes())

@@ -22,11 +22,7 @@ FOLDERS = ("configs", "replication/configs")
 
 
 def check_upstream(settings: dict[str, Any]) -> None:
-    """Check that the files and folders a module starts from exist.
-
-    Raises:
-        ConfigurationError: If one does not; names the key, the path, and the command that makes it.
-    """
+    """Check that the files and folders a module starts from exist."""
     paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
     for key, path in paths:
         if (not is_file(path) and (":" in path or not looks_local(path))) or local_path(path, key).exists():
@@ -36,11 +32,9 @@ def check_upstream(settings: dict[str, Any]) -> None:
         if Path(path) == CHAT:
             hint = "make it with: make chat"
         elif not is_file(path):
-            folder = shlex.quote(path)
-            hint = (
-                f"make it with: python -m lit_klrb export --ckpt_path FILE --output_dir {folder} "
-                f"or, from a GGUF file, python -m lit_klrb import-gguf FILE --output_dir {folder}"
-            )
+            into, call = f"--output_dir {shlex.quote(path)}", "python -m lit_klrb"
+            hint = f"make it with: {call} export --ckpt_path FILE {into} or, from a GGUF file, "
+            hint += f"{call} import-gguf FILE {into}"
         raise ConfigurationError(f"{path} does not exist; {hint}", key=key)
 
 

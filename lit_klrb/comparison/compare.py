@@ -30,28 +30,9 @@ Track = Callable[[str, int], Advance]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelComparison:
-    """The models, the prompts or texts, and how they are measured.
+    """The models, the prompts or texts, and how they are measured; see `python -m lit_klrb kl --help`.
 
     Policies are loaded one after the other: two models are in memory, and a third during the noise floor.
-
-    Args:
-        policies: Hub ids, folders or checkpoints.
-        reference: The same.
-        prompts: A file of prompts; give either this or texts.
-        texts: A file of texts.
-        directions: "forward", "reverse" or both.
-        sampling: Completions per prompt, maximum length, temperature.
-        max_tokens: Tokens per window of a text.
-        system: A system prompt for the chat template.
-        teacher_system: The reference's own system prompt, in place of any other; prompts only. In the column
-            teacher_prompt of their file each may have what the reference reads instead.
-        limit: Number of prompts or texts; 0 for all.
-        batch_size: Prompts or windows per forward pass.
-        seed: Seed of the completions.
-        device: Where the models run.
-
-    Raises:
-        ConfigurationError: If a policy is given twice.
     """
 
     policies: Sequence[str]
@@ -77,11 +58,7 @@ class ModelComparison:
             raise ConfigurationError("needs prompts: texts have no system prompt", key="teacher_system")
 
     def run(self, track: Track) -> list[Candidate]:
-        """Measure all policies.
-
-        Raises:
-            ConfigurationError: If a model or a file cannot be used.
-        """
+        """Measure all policies."""
         key, source = ("prompts", self.prompts) if self.prompts is not None else ("texts", self.texts)
         table = read_table(key, str(source), key.removesuffix("s"), self.limit)
         reference = load("reference", self.reference, self.device)
@@ -110,14 +87,9 @@ class ModelComparison:
             by_direction = dict.fromkeys(self.directions, rollouts)
             cluster = torch.tensor(numbers)
         else:
-            prompts = encode_prompts(
-                "prompts",
-                given["prompt"],
-                policy.tokenizer,
-                self.system,
-                given.get(TEACHER_PROMPT, ()),
-                self.teacher_system,
-            )
+            teachers = given.get(TEACHER_PROMPT, ())
+            settings = policy.tokenizer, self.system, teachers, self.teacher_system
+            prompts = encode_prompts("prompts", given["prompt"], *settings)
             own = [prompt.tokens for prompt in prompts]
             theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
             batches = {
@@ -128,11 +100,9 @@ class ModelComparison:
                 others = {"forward": batches["reverse"], "reverse": batches["forward"]}
 
             def completed(direction: str) -> list[Rollout]:
-                advance = track(f"completions of {pairs[direction].first.path}", len(prompts))
-                some = batches[direction]
-                return sampled_rollouts(
-                    pairs[direction], some, self.sampling, seed=self.seed, advance=advance
-                )
+                pair, some = pairs[direction], batches[direction]
+                advance = track(f"completions of {pair.first.path}", len(prompts))
+                return sampled_rollouts(pair, some, self.sampling, seed=self.seed, advance=advance)
 
             rollouts, rows = completed("forward"), pairs["reverse"].vocabulary_size
             if "reverse" in self.directions and rows not in shared:

@@ -15,11 +15,7 @@ from lit_klrb.files import local_path
 
 
 def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, list[Any]]:
-    """The columns of a file of prompts or texts.
-
-    Raises:
-        ConfigurationError: If the file cannot be read, or has no such column or no rows.
-    """
+    """The columns of a file of prompts or texts."""
     path = local_path(source, key)
     if not path.exists():
         raise ConfigurationError(f"{source} does not exist", key=key)
@@ -44,17 +40,8 @@ def encode_prompts(
 ) -> list[Prompt]:
     """Prompts as they are, without cutting, and what the reference reads in their place.
 
-    Args:
-        key: The argument that names them, for the error message.
-        prompts: Each a text, or a conversation: a list of messages {"role": ..., "content": ...}, which the
-            tokenizer's chat template turns into the beginning of an assistant's answer.
-        tokenizer: The policy's tokenizer.
-        system: A system prompt before each conversation that has none; texts become conversations then.
-        teachers: What the reference reads in place of each prompt, see `read_prompts`; empty for the same.
-        teacher_system: The reference's system prompt, in place of any other.
-
-    Raises:
-        ConfigurationError: If one is neither, is empty, or the template refuses it.
+    Each is a text, or a conversation that becomes one by the tokenizer's chat template; so is what the
+    reference reads, with system prompts as in `PromptReader`. No `teachers` for the same.
     """
     others = teachers or [None] * len(prompts)
     rows = [
@@ -88,9 +75,6 @@ def encode_windows(
     Returns:
         The windows, and the number of the text of each; texts of fewer than two tokens are skipped, and the
         others numbered from 0.
-
-    Raises:
-        ConfigurationError: If one is not a text, or all are too short.
     """
     windows, numbers, count = [], [], 0
     for number, text in enumerate(texts, 1):

@@ -95,11 +95,8 @@ def token_table(
         key: The argument that names the prompts or texts, for the error message.
         others: The prompts that q reads, if they are others.
         cluster: Number of each row's cluster, shape [S].
-        group_size: Completions per prompt if the completions are samples from p, else None.
+        group_size: Completions per prompt if they are samples from p; None for given texts.
         advance: Called after each batch.
-
-    Raises:
-        ConfigurationError: If a sequence exceeds the context length of q.
     """
     parts = []
     for number, rollout in enumerate(rollouts):
@@ -125,9 +122,12 @@ def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -
     rollout = rollout.map(lambda field: field.to(policy.device))
     # A shallow copy, as the policy itself would stand for a reference with its adapter disabled
     scorer = Scorer(policy, copy.copy(policy), temperature)
-    rows = (_without_padding(rollout, row) for row in range(len(rollout.mask)))
-    alone = torch.cat([scorer.reference_states(row) for row in rows])
-    tables = {"batch of one": _self_table(scorer, rollout, alone)}
+    starts = rollout.attention_mask.long().argmax(1).tolist()  # without padding
+    alone = []
+    for row, start in enumerate(starts):
+        tokens, attention, mask, _ = rollout.rows(slice(row, row + 1))
+        alone.append(scorer.reference_states(Rollout(tokens[:, start:], attention[:, start:], mask)))
+    tables = {"batch of one": _self_table(scorer, rollout, torch.cat(alone))}
     other = torch.bfloat16 if policy.dtype == torch.float32 else torch.float32
     if getattr(policy, "hf_quantizer", None) is not None:  # cannot be cast
         return tables
@@ -140,9 +140,3 @@ def _self_table(scorer: Scorer, rollout: Rollout, states: Tensor) -> TokenTable:
     stats = scorer.stats(rollout, states).masked(rollout.mask).map(Tensor.cpu)
     rows = torch.arange(len(rollout.mask))
     return TokenTable(stats, rollout.mask.cpu(), rollout.completions.cpu(), rows, 1)
-
-
-def _without_padding(rollout: Rollout, row: int) -> Rollout:
-    one = rollout.rows(slice(row, row + 1))
-    first = int(one.attention_mask[0].long().argmax())
-    return Rollout(one.tokens[:, first:], one.attention_mask[:, first:], one.mask)

@@ -37,26 +37,15 @@ def sections(summary: dict[str, Any]) -> list[Part]:
         found.append(Part(f"policy: {policy['policy']}", lines))
         for direction in policy["directions"].values():
             found += _of_direction(direction, summary["level"], unit, summary["sampled"])
-        floor = [
-            (name, *(_number(numbers[key]) for key in ("sequence", "token", "maximum")))
-            for name, numbers in policy["noise_floor"].items()
-        ]
-        found.append(
-            Part(
-                "noise floor: KL of the policy to itself, from rounding alone",
-                ["measured on the first batch; a KL of this size is no difference between models"],
-                ("the policy against itself", f"per {unit}", "per token", "largest token"),
-                floor,
-            )
-        )
+        itself = "the policy against itself", f"per {unit}", "per token", "largest token"
+        keys, floor = ("sequence", "token", "maximum"), policy["noise_floor"].items()
+        rows = [(name, *(_number(numbers[key]) for key in keys)) for name, numbers in floor]
+        line = "measured on the first batch; a KL of this size is no difference between models"
+        title = "noise floor: KL of the policy to itself, from rounding alone"
+        found.append(Part(title, [line], itself, rows))
     if pairs := summary["pairs"]:
         rows = [
-            (
-                f"{pair['first']} − {pair['second']}",
-                direction,
-                *_cells(units["sequence"]),
-                *_cells(units["token"]),
-            )
+            (f"{pair['first']} − {pair['second']}", direction, *_of_units(units))
             for pair in pairs
             for direction, units in pair["differences"].items()
         ]
@@ -75,10 +64,7 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
         f"are clustered by {clusters[:-1]}"
     ]
     header = _header("estimate", level, unit)
-    rows = [
-        (name, *_cells(units["sequence"]), *_cells(units["token"]))
-        for name, units in about["estimates"].items()
-    ]
+    rows = [(name, *_of_units(units)) for name, units in about["estimates"].items()]
     if LIKELIHOOD in about["estimates"]:
         lines.append(f"{LIKELIHOOD} is that of the texts, policy to reference, and no estimate of the KL")
     if HT in about["estimates"]:
@@ -107,6 +93,10 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
 def _header(name: str, level: float, unit: str) -> tuple[str, ...]:
     interval = f"{level:.0%} interval"
     return name, f"per {unit}", "± se", interval, "per token", "± se", interval
+
+
+def _of_units(units: dict[str, Any]) -> tuple[str, ...]:
+    return *_cells(units["sequence"]), *_cells(units["token"])
 
 
 def _cells(numbers: dict[str, Any]) -> tuple[str, str, str]:

@@ -101,11 +101,9 @@ class Conversation:
     def rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
         """The whole text that the chat template makes."""
         if tokenizer.chat_template is None:
-            raise ConfigurationError(
-                f"{self.place} is a conversation, but the tokenizer has no chat template; start from a model "
-                "whose tokenizer has one, or give texts",
-                key=key,
-            )
+            problem = f"{self.place} is a conversation, but the tokenizer has no chat template"
+            remedy = "start from a model whose tokenizer has one, or give texts"
+            raise ConfigurationError(f"{problem}; {remedy}", key=key)
 
         def render() -> Any:  # in transformers' sandbox
             messages = [dict(message) for message in self.messages]

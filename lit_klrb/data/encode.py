@@ -94,12 +94,11 @@ def _tokens(
         if backend.padding is not None:
             backend.no_padding()
         encoded = backend.encode(text, add_special_tokens=False)
-        ids, offsets = encoded.ids, encoded.offsets
-    else:
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        # What is decoded of the beginnings tells where each token ends
-        offsets = pairwise(len(str(tokenizer.decode(ids[:count]))) for count in range(len(ids) + 1))
-    return ids, offsets if needs_offsets else None
+        return encoded.ids, encoded.offsets if needs_offsets else None
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    # What is decoded of the beginnings tells where each token ends
+    ends = (len(str(tokenizer.decode(ids[:count]))) for count in range(len(ids) + 1))
+    return ids, pairwise(ends) if needs_offsets else None
 
 
 def classifier_ids(

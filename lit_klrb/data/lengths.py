@@ -78,10 +78,8 @@ class Selection:
         length = len(encoded.ids) + more
         if self.limit is not None and length > self.limit:
             if self.overlong == "refuse":
-                raise ConfigurationError(
-                    f"{self.source} has a {self.split} row of {length} tokens; {self.name}={self.limit}",
-                    key="overlong",
-                )
+                problem = f"{self.source} has a {self.split} row of {length} tokens"
+                raise ConfigurationError(f"{problem}; {self.name}={self.limit}", key="overlong")
             if self.overlong == "leave_out" or more:
                 raise LeftOutError(f"longer than {self.name}={self.limit}")
             encoded = Encoded(encoded.ids[: self.limit], encoded.mask[: self.limit])

@@ -326,11 +326,9 @@ class PreferenceDataModule(Prompts, GivenAnswers):
         if split != "train" or self.preferences is None:
             prompts = self.prompts(split)
             if any(prompt.teacher is not None for prompt in prompts):
-                raise ConfigurationError(
-                    f"{self.source} gives the reference its own prompts, which preferences do not support: "
-                    "leave out teacher_system_prompt, teacher_examples and the column teacher_prompt",
-                    key="source",
-                )
+                problem = "gives the reference prompts of its own, which preferences do not support"
+                remedy = "leave out teacher_system_prompt, teacher_examples and the column teacher_prompt"
+                raise ConfigurationError(f"{self.source} {problem}: {remedy}", key="source")
             return makes_pairs.preference_pairs(prompts) if makes_pairs else prompts
         pairs = self._given()
         return makes_pairs.given_pairs(pairs) if makes_pairs else pairs

@@ -74,13 +74,11 @@ class PromptReader:
         # The first that makes conversations of texts
         asked = next((name for name, value in settings.items() if value is not None), None)
         self.as_chats = asked is not None
-        column = "" if self.as_chats else f"the column {TEACHER_PROMPT} "
         if (self.as_chats or in_column) and any(row.prompt is None for row in rows):
-            raise ConfigurationError(
-                f"{column}needs conversations or texts in the column prompt; the prompts are the beginnings "
-                "of texts",
-                key=asked or key,
-            )
+            column = "" if self.as_chats else f"the column {TEACHER_PROMPT} "
+            needs = f"{column}needs conversations or texts in the column prompt"
+            problem = f"{needs}; the prompts are the beginnings of texts"
+            raise ConfigurationError(problem, key=asked or key)
 
     def read(self, index: int, row: Row) -> Prompt:
         """The prompt of a row."""
@@ -88,18 +86,15 @@ class PromptReader:
             ids = encode("", str(row.answers[0]), self.student.tokenizer).ids
             length = random.Random(derive_seed(0, "prompt length", index)).randint(*self.lengths)
             return Prompt(not_empty(ids[: len(beginning(self.student.tokenizer)) + length]), row.columns)
-        own, columns = self._chat(row.prompt), row.columns
+        own, columns = row.prompt, row.columns
+        if isinstance(own, str) and self.as_chats:
+            own = Conversation(({"role": USER, "content": own},), f"the prompt {shown(own)}")
         if isinstance(own, Conversation):
             columns = {**columns, PROMPT: list(own.with_system(self.student.system).messages)}
         ids = not_empty(self.student.prompt(own) if own else [])
         other = self._teachers(row, own)
         teacher = None if not self.has_teacher else ids if other is None else self.teacher.prompt(other)
         return Prompt(ids, columns, True, teacher)
-
-    def _chat(self, content: Content) -> Content:
-        if isinstance(content, Conversation) or not self.as_chats:
-            return content
-        return Conversation(({"role": USER, "content": content},), f"the prompt {shown(content)}")
 
     def _teachers(self, row: Row, own: Content) -> Content | None:
         """What the teacher reads; None for the same as the student."""

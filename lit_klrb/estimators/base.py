@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats, TopK
 
@@ -77,10 +77,8 @@ def check_rollout(
             )
     if rewards is not None and rewards.shape != mask.shape[:1]:
         remedy = "; pass rewards.squeeze(-1)" if rewards.shape == (len(mask), 1) else ""
-        raise ConfigurationError(
-            f"must have the shape [{len(mask)}], one per sequence, got {[*rewards.shape]}{remedy}",
-            key="rewards",
-        )
+        problem = f"must have the shape [{len(mask)}], one per sequence, got {[*rewards.shape]}"
+        raise ConfigurationError(f"{problem}{remedy}", key="rewards")
     if not 0 <= beta < math.inf:
         raise ConfigurationError(f"must be at least 0 and finite, got {beta}", key="beta")
 
@@ -150,16 +148,12 @@ class KLEstimator(ABC):
             setattr(cls, name, _with_checks(name, getattr(cls, name)))
 
     def __post_init__(self) -> None:
-        if self.baseline not in (*get_args(Baseline), None):
-            raise ConfigurationError(
-                f"must be 'leave_one_out' or None, got {self.baseline!r}", key="baseline"
-            )
-        if self.off_policy not in get_args(OffPolicy):
-            raise ConfigurationError(
-                f"must be one of {', '.join(get_args(OffPolicy))}, got {self.off_policy!r}", key="off_policy"
-            )
-        if not 0 < self.clip_range < math.inf:
-            raise ConfigurationError(f"must be positive and finite, got {self.clip_range}", key="clip_range")
+        choices = {"baseline": (*get_args(Baseline), None), "off_policy": get_args(OffPolicy)}
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                names = ", ".join(map(_as_yaml, allowed))
+                raise ConfigurationError(f"must be one of {names}, got {value!r}", key=name)
+        check_positive(clip_range=self.clip_range)
 
     @property
     def label(self) -> str:
@@ -318,24 +312,17 @@ class KLEstimator(ABC):
             return
         name = type(self).__name__
         if self.bias is not None:
-            raise ConfigurationError(
-                f"{name} is refused for training unless allow_biased is true: {self.bias}"
-            )
+            problem = "is refused for training unless allow_biased is true"
+            raise ConfigurationError(f"{name} {problem}: {self.bias}")
         if self.off_policy == "none" and optimizer_steps > 1:
-            raise ConfigurationError(
-                f"must not be none with {optimizer_steps} optimizer steps per rollout unless allow_biased is "
-                f"true, as {name}'s gradient is biased from the second on: use prefix or sequence (unbiased) "
-                "or clip (PPO's, biased but bounded)",
-                key="off_policy",
-            )
+            steps = f"{optimizer_steps} optimizer steps per rollout unless allow_biased is true"
+            problem = f"must not be none with {steps}, as {name}'s gradient is biased from the second on"
+            remedy = "use prefix or sequence (unbiased) or clip (PPO's, biased but bounded)"
+            raise ConfigurationError(f"{problem}: {remedy}", key="off_policy")
 
 
 def check_different(estimators: Sequence[KLEstimator]) -> None:
-    """Check that there are estimators to compare, whose labels tell them apart.
-
-    Raises:
-        ConfigurationError: If there are none, or two have the same label.
-    """
+    """Check that there are estimators to compare, whose labels tell them apart."""
     labels = [estimator.label for estimator in estimators]
     if not labels or len(set(labels)) < len(labels):
         raise ConfigurationError(f"must differ, got {labels}", key="estimators")

@@ -39,11 +39,7 @@ def checked_weights(estimator: KLEstimator, *args: Any, **kwargs: Any) -> LossWe
 
 
 def checked_loss(estimator: KLEstimator, *args: Any, **kwargs: Any) -> Tensor:
-    """The estimator's loss; arguments are those of `KLEstimator.loss`.
-
-    Raises:
-        ConfigurationError: If it is not a scalar tensor with a gradient.
-    """
+    """The estimator's loss; arguments are those of `KLEstimator.loss`."""
     name = f"{type(estimator).__name__}.loss"
     loss: Any = estimator.loss(*args, **kwargs)
     if not isinstance(loss, Tensor) or loss.shape:
@@ -63,11 +59,7 @@ def is_plain(value: Any) -> bool:
 
 
 def check_served(estimator: KLEstimator) -> None:
-    """Check that an estimator works from log-probabilities of sampled tokens and of a teacher's own head.
-
-    Raises:
-        ConfigurationError: If it needs the exact KL or the head of the policy.
-    """
+    """Check that an estimator works from log-probabilities of sampled tokens and of a teacher's own head."""
     nothing, mask = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool)
     stats = TokenStats(*[nothing] * 2, *[None] * 4, *[nothing] * 4)
     try:
@@ -77,9 +69,6 @@ def check_served(estimator: KLEstimator) -> None:
     except ConfigurationError:
         allowed = False
     if not allowed:
-        raise ConfigurationError(
-            f"{type(estimator).__name__} needs more than a served teacher sends, which are its k most likely "
-            "tokens and the sampled one; use RaoBlackwellTopK with support: reference, or "
-            "MonteCarloRewardToGo",
-            key=KEY,
-        )
+        sends = "a served teacher sends, which are its k most likely tokens and the sampled one"
+        remedy = "use RaoBlackwellTopK with support: reference, or MonteCarloRewardToGo"
+        raise ConfigurationError(f"{type(estimator).__name__} needs more than {sends}; {remedy}", key=KEY)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import KLEstimator, LossWeights
 from lit_klrb.estimators.recipe import Recipe, per_token
 from lit_klrb.functional.baselines import check_group_size
@@ -182,8 +182,7 @@ class Discounted(KLEstimator):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.discount <= 1:
-            raise ConfigurationError(f"must be between 0 and 1, got {self.discount}", key="discount")
+        check_share(discount=self.discount)
 
     @property
     @override

@@ -42,17 +42,7 @@ class FitSums(NamedTuple):
         group_size: int,
         names: Sequence[str] = DIRECTIONS,
     ) -> "FitSums":
-        """Those of each group of a rollout, shape [G, ...].
-
-        Args:
-            origin: Score weights at g = 0, shape [B, T].
-            directions: Increment per unit of each direction, shape [B, T].
-            group_size: Completions per prompt.
-            names: All directions that there can be, in the order of the sums.
-
-        Raises:
-            ConfigurationError: If there is another direction.
-        """
+        """Those of each group of a rollout, shape [G, ...]; the arguments are those of the fit."""
         if unknown := [name for name in directions if name not in names]:
             raise ConfigurationError(
                 f"the direction {unknown[0]} is not among direction_names: {', '.join(names)}"
@@ -164,7 +154,9 @@ def cross_fitted_coefficients(
     inside = best.clamp(0, 1)
     bounded = torch.tensor([name in _BOUNDED for name in names], device=origin.device)
     fixed = torch.where(bounded, inside + (best - inside) * groups / (groups + _BEYOND), 0)
-    coefficients = fixed + _others(bounded, fixed, products, target, penalty)
+    # The bounded ones are fixed, and the best of the others are those of what is left
+    left = torch.where(bounded, 0, target + torch.einsum("gde,ge->gd", products, fixed))
+    coefficients = fixed + _least_squares(torch.where(bounded[:, None], 0, products), left, penalty)
     coefficients = torch.where(enough, coefficients, 0)
     spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(names)}
@@ -179,12 +171,6 @@ def _least_squares(products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
     matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
     solved: Tensor = torch.linalg.solve(matrix, scale * target)
     return -scale * solved
-
-
-def _others(bounded: Tensor, fixed: Tensor, products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
-    """The best coefficients of the directions that are not bounded; 0 for the bounded, which are fixed."""
-    target = torch.where(bounded, 0, target + torch.einsum("gde,ge->gd", products, fixed))
-    return _least_squares(torch.where(bounded[:, None], 0, products), target, penalty)
 
 
 class EarlierRollouts:
@@ -215,11 +201,7 @@ class EarlierRollouts:
         return {} if self.sums is None else self.sums._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`.
-
-        Raises:
-            ConfigurationError: If it is not such a state.
-        """
+        """Restore the state of `state_dict`."""
         shapes = dict(zip(FitSums._fields, ((self.size, self.size), (self.size,), (), (), ()), strict=True))
         valid = isinstance(state, dict) and (not state or set(state) == set(shapes))
         for name, value in state.items() if valid else ():

@@ -35,15 +35,7 @@ class FittedEstimator(RecipesEstimator):
     def terms(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Score weights at g = 0, and the increment per unit of each direction, shape [B, T] each.
-
-        Args:
-            stats: Statistics that are 0 outside the mask; the other arguments are those of `weights`.
-            mask: See `KLEstimator.weights`.
-            rewards: See there.
-            beta: See there.
-            group_size: See there.
-        """
+        """Score weights at g = 0, and the increment per unit of each direction, shape [B, T] each."""
 
     @abstractmethod
     def pathwise_weights(
@@ -91,14 +83,6 @@ class FittedEstimator(RecipesEstimator):
         group_size: int = 1,
     ) -> tuple[LossWeights, FitSums]:
         """`weights` with coefficients fitted on earlier rollouts too, and what later fits need of this one.
-
-        Args:
-            earlier: Sums over the groups of rollouts before this one; None for none.
-            stats: This and all others: see `KLEstimator.weights`.
-            mask: See there.
-            rewards: See there.
-            beta: See there.
-            group_size: See there.
 
         Returns:
             The weights, and the sums over the groups of this rollout.

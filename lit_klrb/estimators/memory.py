@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import KLEstimator, LossWeights, check_rollout
 from lit_klrb.estimators.checked import checked_weights
 from lit_klrb.estimators.composed import Discounted
@@ -85,8 +85,7 @@ class EstimatorMemory:
 
     @progress.setter
     def progress(self, progress: float) -> None:
-        if not 0 <= progress <= 1:
-            raise ConfigurationError(f"must be between 0 and 1, got {progress}", key="progress")
+        check_share(progress=progress)
         self._progress = progress
         if self.finals:
             settings = {
@@ -119,9 +118,8 @@ class EstimatorMemory:
             setting, biased = _SETTINGS[name]
             first = getattr(self._initial, name)
             if first != last:
-                change = "increases" if first < last else "decreases"
-                change = f"{change} from {first:g} to {last:g} over the run"
-                lines.append(f"the {setting} {change}: at first {biased}")
+                change = f"{'increases' if first < last else 'decreases'} from {first:g} to {last:g}"
+                lines.append(f"the {setting} {change} over the run: at first {biased}")
         return f"{'; '.join(lines)}, a bias that vanishes towards the last step"
 
     @property
@@ -210,10 +208,8 @@ class EstimatorMemory:
         if values is None or (values.predicted == "rewards" and rewards is None):
             return
         if group_size < 2:
-            raise ConfigurationError(
-                "must be at least 2, as token values predict differences between the completions of a prompt",
-                key="group_size",
-            )
+            why = "token values predict differences between the completions of a prompt"
+            raise ConfigurationError(f"must be at least 2, as {why}", key="group_size")
         if values.predicted == "kl_to_come":
             if stats.kl is None:
                 raise ConfigurationError("stats.kl is None; token values predict the KL of every token")
@@ -227,10 +223,9 @@ class EstimatorMemory:
         if table is None:
             return
         if stats.value is None:
+            would = "the weights would be those of an estimator without token values"
             raise ConfigurationError(
-                "must be computed with memory.token_values, got none: the weights would be those of an "
-                "estimator without token values",
-                key="stats",
+                f"must be computed with memory.token_values, got none: {would}", key="stats"
             )
         tokens, given = tokens[mask], stats.value[mask]
         size = max(len(table), int(tokens.max()) + 1 if len(tokens) else 0)
@@ -269,9 +264,7 @@ def _with_finals(estimator: KLEstimator, finals: dict[str, Any]) -> KLEstimator:
     """The estimator with its last settings, checked."""
     for name, value in finals.items():
         if not hasattr(estimator, name):
-            raise ConfigurationError(
-                f"{type(estimator).__name__} has no {name}; leave it out", key=f"final_{name}"
-            )
-        if not 0 <= value <= 1:
-            raise ConfigurationError(f"must be between 0 and 1, got {value}", key=f"final_{name}")
+            problem = f"{type(estimator).__name__} has no {name}; leave it out"
+            raise ConfigurationError(problem, key=f"final_{name}")
+        check_share(**{f"final_{name}": value})
     return replace(estimator, **finals)

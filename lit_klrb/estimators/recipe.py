@@ -44,26 +44,19 @@ class PerToken(NamedTuple):
         return [(part(stats), weight) for part, weight in pairs if part is not None]
 
 
-def _exact_kl(stats: TokenStats) -> Tensor:
-    return _given(stats.kl, "kl", "the exact KL of every token")
+def _field(name: str, needed: str) -> Callable[[TokenStats], Tensor]:
+    """A field of the statistics, which must be there."""
 
+    def field(stats: TokenStats) -> Tensor:
+        values: Tensor | None = getattr(stats, name)
+        if values is None:
+            raise ConfigurationError(f"stats.{name} is None; this estimator needs {needed}")
+        return values
 
-def _forward_kl(stats: TokenStats) -> Tensor:
-    return _given(stats.forward_kl, "forward_kl", "the exact KL of every token")
-
-
-def _token_value(stats: TokenStats) -> Tensor:
-    return _given(stats.value, "value", "statistics with token values")
-
-
-def _expected_token_value(stats: TokenStats) -> Tensor:
-    return _given(stats.expected_value, "expected_value", "statistics with token values")
-
-
-def _given(field: Tensor | None, name: str, needed: str) -> Tensor:
-    if field is None:
-        raise ConfigurationError(f"stats.{name} is None; this estimator needs {needed}")
     return field
+
+
+_EXACT, _VALUES = "the exact KL of every token", "statistics with token values"
 
 
 # The values that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t), a(v) a value of each token.
@@ -75,10 +68,10 @@ PER_TOKEN = {
         "k3(sum_{{s<={0}}} r_s) - k3(sum_{{s<{0}}} r_s)",
         through=lambda stats: kl_k3_increments(stats.logprobs - stats.ref_logprobs),
     ),
-    "kl": PerToken("KL_{0}", before=_exact_kl),
-    "forward_kl": PerToken("KL(q||p)_{0}", before=_forward_kl),
-    "value": PerToken("a(y_{0})", through=_token_value),
-    "expected_value": PerToken("E_{0}[a]", before=_expected_token_value),
+    "kl": PerToken("KL_{0}", before=_field("kl", _EXACT)),
+    "forward_kl": PerToken("KL(q||p)_{0}", before=_field("forward_kl", _EXACT)),
+    "value": PerToken("a(y_{0})", through=_field("value", _VALUES)),
+    "expected_value": PerToken("E_{0}[a]", before=_field("expected_value", _VALUES)),
     "topk": PerToken.of_head(TOPK),
 }
 NOTATION = (
@@ -116,11 +109,9 @@ class Term:
                 f"must be one of {', '.join(get_args(Credit))}, got {self.credit!r}", key="Term.credit"
             )
         if not 0 <= self.discount <= 1 or (self.discount < 1 and not self.has_future):
-            raise ConfigurationError(
-                f"must be between 0 and 1, and 1 with credit {self.credit!r} unless that is from_here or "
-                f"after, got {self.discount}",
-                key="Term.discount",
-            )
+            unless = f"1 with credit {self.credit!r} unless that is from_here or after"
+            problem = f"must be between 0 and 1, and {unless}, got {self.discount}"
+            raise ConfigurationError(problem, key="Term.discount")
 
     @property
     def has_future(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least, check_positive
 from lit_klrb.estimators.base import Predicted
 from lit_klrb.estimators.checked import is_plain
 from lit_klrb.estimators.token_counts import (
@@ -67,13 +67,8 @@ class TokenValues:
         predicted: Predicted = "rewards",
     ) -> None:
         window = _WINDOWS[predicted] if window is None else window
-        for name, value in (("window", window), ("iterations", iterations)):
-            if value < 1:
-                raise ConfigurationError(f"must be at least 1, got {value}", key=f"token_values.{name}")
-        if not ridges or not all(0 < ridge < float("inf") for ridge in ridges):
-            raise ConfigurationError(
-                f"must be positive and finite, got {list(ridges)}", key="token_values.ridges"
-            )
+        check_at_least(1, window=window, iterations=iterations, ridges=len(ridges))
+        check_positive(ridges=min(ridges))
         self.window, self.iterations, self.predicted = window, iterations, predicted
         self._ridges = torch.tensor(sorted(ridges), dtype=torch.float64)
         # One column per ridge, again one per ridge if there is a prior, and a column of zeros
@@ -93,10 +88,7 @@ class TokenValues:
     ) -> "TokenValues":
         """Values fitted to completions that are all there: each part is predicted by fits to those before it.
 
-        Args:
-            parts: Tokens [B, T], mask [B, T] and rewards [B], see `observe`.
-            group_size: Completions per prompt.
-            vocabulary: Size of the vocabulary, V.
+        Parts are tokens [B, T], mask [B, T] and rewards [B], see `observe`.
         """
         values = cls(window=sum(len(mask) for _, mask, _ in parts), iterations=10)
         for tokens, mask, rewards in parts:
@@ -139,9 +131,6 @@ class TokenValues:
             mask: True on completion tokens, shape [B, T].
             rewards: Training reward of each completion, shape [B].
             group_size: Completions per prompt; the same in every rollout.
-
-        Raises:
-            ConfigurationError: If the batch does not consist of groups, or their size has changed.
         """
         check_group_size(len(mask), group_size)
         if len(self._window.lengths) and group_size != self._group_size:
@@ -174,13 +163,6 @@ class TokenValues:
 
         Each token counts as a completion whose reward is the KL to come; those at a position of the
         completions of a prompt are a group. The window is therefore one of tokens.
-
-        Args:
-            tokens: Token ids of the completions of all processes, shape [B, T].
-            mask: True on completion tokens, shape [B, T].
-            kl: KL of each token, shape [B, T].
-            group_size: Completions per prompt; the same in every rollout.
-            discount: Factor of a later KL per token of distance.
         """
         to_come = reward_to_go(torch.where(mask, kl, 0), strict=True, discount=discount)
         tokens, mask, to_come = (
@@ -204,20 +186,13 @@ class TokenValues:
 
         Args:
             vocabulary: Size of the vocabulary, V; None for a table that ends with the largest id observed.
-
-        Raises:
-            ConfigurationError: If the prior, or a completion, is of another vocabulary.
         """
         if vocabulary is not None and self._window.vocabulary > vocabulary:
-            raise ConfigurationError(
-                f"must exceed all token ids, got {vocabulary} and the id {self._window.vocabulary - 1}",
-                key="vocabulary_size",
-            )
+            problem = f"must exceed all token ids, got {vocabulary} and the id {self._window.vocabulary - 1}"
+            raise ConfigurationError(problem, key="vocabulary_size")
         if vocabulary is not None and len(self._prior) not in (0, vocabulary):
-            raise ConfigurationError(
-                f"holds token values of {len(self._prior)} tokens, but the vocabulary has {vocabulary}",
-                key="policy_path",
-            )
+            problem = f"holds token values of {len(self._prior)} tokens, but the vocabulary has {vocabulary}"
+            raise ConfigurationError(problem, key="policy_path")
         if not len(self._window.lengths):
             return
         self._cover(vocabulary or self._window.vocabulary)
@@ -245,12 +220,7 @@ class TokenValues:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`.
-
-        Raises:
-            ConfigurationError: If it is not such a state, has sizes that do not fit together, or another
-                number of ridges.
-        """
+        """Restore the state of `state_dict`."""
 
         def kind(value: Any) -> tuple[Any, ...]:
             return (value.dtype, value.ndim) if isinstance(value, Tensor) else (type(value),)
@@ -274,13 +244,9 @@ class TokenValues:
             or bool((state["errors"] < 0).any())
             or not completions.is_consistent(state["group_size"])
             or (vocabulary and bool((completions.tokens >= vocabulary).any()))
+            or ridges != len(self._ridges)
         ):
             raise ConfigurationError("its token values have sizes that do not fit together", key="ckpt_path")
-        if ridges != len(self._ridges):
-            raise ConfigurationError(
-                f"must be as many as in the state, {ridges}, got {len(self._ridges)}",
-                key="token_values.ridges",
-            )
         self._window = completions
         self._tables, self._errors = state["tables"].cpu(), state["errors"].cpu()
         self._chosen, self._group_size = state["chosen"], state["group_size"]

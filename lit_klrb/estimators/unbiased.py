@@ -8,7 +8,7 @@ from typing import final
 
 from typing_extensions import override
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import check_share
 from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator, WeightedRecipes
 from lit_klrb.estimators.recipe import PER_TOKEN, Recipe, Term
@@ -99,10 +99,7 @@ class RaoBlackwell(DiscountedEstimator):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.forward_share <= 1:
-            raise ConfigurationError(
-                f"must be between 0 and 1, got {self.forward_share}", key="forward_share"
-            )
+        check_share(forward_share=self.forward_share)
 
     @property
     def _own(self) -> list[tuple[str, float]]:

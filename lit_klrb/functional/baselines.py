@@ -29,9 +29,8 @@ def leave_one_out_baseline(values: Tensor, group_size: int) -> Tensor:
     Reference: Kool, van Hoof, Welling (2019), "Buy 4 REINFORCE samples, get a baseline for free".
     """
     if group_size < 2:
-        raise ConfigurationError(
-            f"must be at least 2 for a leave-one-out baseline, got {group_size}", key="group_size"
-        )
+        problem = f"must be at least 2 for a leave-one-out baseline, got {group_size}"
+        raise ConfigurationError(problem, key="group_size")
     check_group_size(len(values), group_size)
     groups = values.reshape(-1, group_size, *values.shape[1:])
     # The sum over the others is the group's sum minus the completion's own value
@@ -63,10 +62,8 @@ def other_prompts_baseline(values: Tensor, group_size: int) -> Tensor:
     check_group_size(len(values), group_size)
     prompts = len(values) // group_size
     if prompts % group_size:
-        raise ConfigurationError(
-            f"must divide the number of prompts for a baseline of other prompts, {prompts}, got {group_size}",
-            key="group_size",
-        )
+        problem = f"must divide the number of prompts for a baseline of other prompts, {prompts}"
+        raise ConfigurationError(f"{problem}, got {group_size}", key="group_size")
     # From prompt-major to [prompts of a group, groups, completions] to completions of one index side by side
     grid = values.reshape(group_size, -1, group_size, *values.shape[1:])
     baseline = leave_one_out_baseline(grid.transpose(0, 2).reshape(values.shape), group_size)
@@ -107,7 +104,5 @@ def check_group_size(batch_size: int, group_size: int) -> None:
         ConfigurationError: If `group_size` is not a positive divisor of `batch_size`.
     """
     if group_size < 1 or batch_size % group_size:
-        raise ConfigurationError(
-            f"must be a positive divisor of the number of sequences, {batch_size}, got {group_size}",
-            key="group_size",
-        )
+        problem = f"must be a positive divisor of the number of sequences, {batch_size}, got {group_size}"
+        raise ConfigurationError(problem, key="group_size")

@@ -128,9 +128,8 @@ def fit_control_variate(log_ratio: Tensor) -> Tensor:
     Reference: Amini, Vieira, Cotterell (2025), arXiv:2504.10637, Section 3.
     """
     if len(log_ratio) < 2:
-        raise ConfigurationError(
-            f"must have at least 2 completions for a fit, got {len(log_ratio)}", key="log_ratio"
-        )
+        problem = f"must have at least 2 completions for a fit, got {len(log_ratio)}"
+        raise ConfigurationError(problem, key="log_ratio")
     weights = (-log_ratio).clamp(max=MAX_EXPONENT).exp()
     deviations = weights - weights.mean()
     squares = deviations.square()
@@ -265,7 +264,5 @@ def kl_values(
     if stats.kl is not None:
         values["rb"] = stats.kl.sum(-1)
     by_prompt = {name: value.view(-1, group_size) for name, value in values.items()}
-    by_prompt["ht"] = horvitz_thompson(log_ratio, stats.logprobs.sum(-1), completions, mask, group_size)[
-        :, None
-    ]
-    return by_prompt
+    distinct = horvitz_thompson(log_ratio, stats.logprobs.sum(-1), completions, mask, group_size)
+    return {**by_prompt, "ht": distinct[:, None]}

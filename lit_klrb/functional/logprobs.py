@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 
 # exp(-log_ratio) is not formed for log ratios below minus this: it would overflow in float32.
 _MAX_LOG_RATIO = 60.0
@@ -150,11 +150,11 @@ def token_stats(
         raise ConfigurationError(
             f"logits, ref_logits, tokens must have shapes [B, T, V], [B, T, V], [B, T], got {shapes}"
         )
-    if not temperature > 0:
-        raise ConfigurationError(f"must be positive, got {temperature}", key="temperature")
+    check_positive(temperature=temperature)
     if topk is not None:
         topk.check(logits.shape[-1])
-    policy, reference = (_log_softmax(values, temperature) for values in (logits, ref_logits))
+    scaled = (full_precision(values) / temperature for values in (logits, ref_logits))
+    policy, reference = (values.log_softmax(-1) for values in scaled)
     probabilities = policy.exp()
     kl = kl_sum(policy, reference, probabilities)
     if not torch.compiler.is_compiling() and bool((kl == torch.inf).any()):
@@ -218,10 +218,8 @@ def full_token_values(token_values: Tensor | None, vocabulary: int, like: Tensor
     if token_values is None:
         return None
     if token_values.ndim != 1 or len(token_values) > vocabulary:
-        raise ConfigurationError(
-            f"must have shape [{vocabulary}] or be shorter, got {list(token_values.shape)}",
-            key="token_values",
-        )
+        problem = f"must have shape [{vocabulary}] or be shorter, got {list(token_values.shape)}"
+        raise ConfigurationError(problem, key="token_values")
     values = token_values.detach().to(like)
     return torch.nn.functional.pad(values, (0, vocabulary - len(values)))
 
@@ -237,10 +235,6 @@ def warn_infinite_kl(token: int) -> None:
 def full_precision(values: Tensor) -> Tensor:
     """Convert half precision to float32; float32 and float64 are returned unchanged."""
     return values if values.dtype == torch.float64 else values.float()
-
-
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    return (full_precision(logits) / temperature).log_softmax(-1)
 
 
 def _head_sums(policy: Tensor, reference: Tensor, tokens: Tensor, topk: TopK) -> HeadSums:

@@ -140,10 +140,8 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
 def _check_class(trainer: type[Any]) -> None:
     """Refuse trainers that do not sample."""
     if not hasattr(trainer, "_generate_and_score_completions"):
-        raise ConfigurationError(
-            f"{trainer.__name__} is not supported; allowed: RLOOTrainer, GRPOTrainer, DistillationTrainer",
-            key="trainer",
-        )
+        allowed = "RLOOTrainer, GRPOTrainer, DistillationTrainer"
+        raise ConfigurationError(f"{trainer.__name__} is not supported; allowed: {allowed}", key="trainer")
 
 
 def memory_of(
@@ -152,11 +150,7 @@ def memory_of(
     final_discount: float | None,
     final_forward_share: float | None,
 ) -> EstimatorMemory:
-    """The memory of a trainer of TRL, with the estimator of `fit` if none is given.
-
-    Raises:
-        ConfigurationError: See `check_trainer`.
-    """
+    """The memory of a trainer of TRL, with the estimator of `fit` if none is given."""
     if estimator is None and not hasattr(trainer, "teacher_model"):
         estimator = DEFAULT()
     elif estimator is None:
@@ -164,12 +158,8 @@ def memory_of(
         estimator = WITHOUT_REWARD(baseline=None, discount=first)
         final_discount = last if final_discount is None else final_discount
     size = len(trainer.model.get_output_embeddings().weight)
-    memory = EstimatorMemory(
-        estimator,
-        vocabulary_size=size,
-        final_discount=final_discount,
-        final_forward_share=final_forward_share,
-    )
+    finals = {"final_discount": final_discount, "final_forward_share": final_forward_share}
+    memory = EstimatorMemory(estimator, vocabulary_size=size, **finals)
     check_trainer(trainer, memory)
     if memory.passing_bias is not None:
         trainer.accelerator.print(memory.passing_bias)
@@ -231,26 +221,18 @@ def check_trainer(trainer: Any, memory: EstimatorMemory) -> None:
         raise ConfigurationError("must not be 0: it is the weight of the estimated KL", key="beta")
     for name, allowed in SAMPLING.items():
         if (given := getattr(trainer.args, name)) not in allowed:
-            raise ConfigurationError(
-                f"must be {allowed[0]}, got {given}: the KL is that of samples from the policy itself",
-                key=name,
-            )
+            problem = f"must be {allowed[0]}, got {given}: the KL is that of samples from the policy itself"
+            raise ConfigurationError(problem, key=name)
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise ConfigurationError(
-            "DeepSpeed and FSDP are not supported, as the heads of the models are read whole; use DDP",
-            key="accelerate",
-        )
+        problem = "DeepSpeed and FSDP are not supported, as the heads of the models are read whole; use DDP"
+        raise ConfigurationError(problem, key="accelerate")
     configs = trainer.model.peft_config.values() if _is_peft(trainer.model) else ()
     if any(config.is_prompt_learning for config in configs):
-        raise ConfigurationError(
-            "prompt learning is not supported, as only the model behind the prompt is read; use LoRA",
-            key="peft_config",
-        )
+        problem = "prompt learning is not supported, as only the model behind the prompt is read; use LoRA"
+        raise ConfigurationError(problem, key="peft_config")
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in trainer.model.modules()):
-        raise ConfigurationError(
-            "must be true, as the policy has dropout: log-probabilities are compared with the reference's",
-            key="disable_dropout",
-        )
+        problem = "the policy has dropout: log-probabilities are compared with the reference's"
+        raise ConfigurationError(f"must be true, as {problem}", key="disable_dropout")
     accumulated = trainer.args.gradient_accumulation_steps
     steps = getattr(trainer.args, "steps_per_generation", accumulated) // accumulated
     memory.check_trainable(max(1, steps) * getattr(trainer, "num_iterations", 1))
@@ -260,19 +242,13 @@ def _check_distillation(trainer: Any, estimator: KLEstimator) -> None:
     """Refuse to distil without a teacher, by another divergence, or by a comparison of completions."""
     if trainer.teacher_model is None:
         raise ConfigurationError("must be a model, got None", key="teacher_model")
-    if trainer.args.beta != 1:
-        raise ConfigurationError(
-            f"must be 1, the reverse KL, got {trainer.args.beta}: the estimators are of KL(student‖teacher)",
-            key="beta",
-        )
+    if (beta := trainer.args.beta) != 1:
+        problem = f"must be 1, the reverse KL, got {beta}: the estimators are of KL(student‖teacher)"
+        raise ConfigurationError(problem, key="beta")
+    samples = "DistillationTrainer samples one completion per prompt"
     if estimator.baseline is not None:
-        raise ConfigurationError(
-            f"must be None, got {estimator.baseline}: DistillationTrainer samples one completion per prompt",
-            key="kl_estimator.baseline",
-        )
+        problem = f"must be None, got {estimator.baseline}: {samples}"
+        raise ConfigurationError(problem, key="kl_estimator.baseline")
     if estimator.needs_token_values:
-        raise ConfigurationError(
-            f"{type(estimator).__name__} fits token values to differences between the completions of a "
-            "prompt, of which DistillationTrainer samples one",
-            key="kl_estimator",
-        )
+        problem = "fits token values to differences between the completions of a prompt"
+        raise ConfigurationError(f"{type(estimator).__name__} {problem}: {samples}", key="kl_estimator")

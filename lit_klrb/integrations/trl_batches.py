@@ -43,9 +43,6 @@ def add_weights(
         rewards: The rewards of the completions of all processes; None if only their advantages are known.
         prefix_rewards: Those of what precedes each token, of all processes, shape [B, T]; None if unknown.
         observe: Remember the batch.
-
-    Raises:
-        ConfigurationError: If the batch has images.
     """
     if "pixel_values" in batch:
         raise ConfigurationError("images are not supported", key="train_dataset")
@@ -136,27 +133,11 @@ def weighted_loss(
     beta: float,
     token_values: Tensor | None = None,
 ) -> Tensor:
-    """The estimator's loss on rows of the result of `add_weights`, averaged over them.
-
-    Args:
-        batch: Some rows of the batch.
-        scorer: Policy and reference.
-        estimator: The estimator.
-        beta: Weight of the KL.
-        token_values: Those with which the batch was weighted; None without.
-    """
+    """The estimator's loss on rows of the result of `add_weights`, averaged over them; see `policy_loss`."""
     rollout, fields = rollout_of(batch), LossWeights._fields
     weights = LossWeights(**{name: batch[WEIGHT + name] for name in fields if WEIGHT + name in batch})
-    return policy_loss(
-        scorer,
-        estimator,
-        rollout,
-        batch[STATES],
-        weights,
-        beta=beta,
-        behaviour_logprobs=batch[BEHAVIOUR],
-        token_values=token_values,
-    )
+    settings = {"behaviour_logprobs": batch[BEHAVIOUR], "token_values": token_values}
+    return policy_loss(scorer, estimator, rollout, batch[STATES], weights, beta=beta, **settings)
 
 
 def rollout_of(batch: dict[str, Any]) -> Rollout:

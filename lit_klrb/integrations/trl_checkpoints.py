@@ -38,11 +38,7 @@ class MemoryKeeper(TrainerCallback):
 
 
 def load_memory(memory: EstimatorMemory, resume_from_checkpoint: str | bool | None, output_dir: str) -> None:
-    """Restore the memory that belongs to a checkpoint.
-
-    Raises:
-        ConfigurationError: If the checkpoint lacks it, or it is that of another estimator.
-    """
+    """Restore the memory that belongs to a checkpoint."""
     last = resume_from_checkpoint is True
     folder = get_last_checkpoint(output_dir) if last else resume_from_checkpoint  # type: ignore[no-untyped-call]
     if not (folder and memory.remembers):

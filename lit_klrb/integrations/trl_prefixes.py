@@ -15,11 +15,7 @@ from lit_klrb.integrations.trl_batches import total_rewards
 
 
 def check_prefix_rewards(trainer: Any, estimator: KLEstimator, every: int | None) -> None:
-    """Check that a trainer of TRL can call its rewards with the first tokens of completions.
-
-    Raises:
-        ConfigurationError: If not, or the estimator does not use them.
-    """
+    """Check that a trainer of TRL can call its rewards with the first tokens of completions."""
     if every is None:
         return
     check_at_least(1, prefix_rewards=every)
@@ -50,9 +46,6 @@ def prefix_rewards_of(
         completion_ids: The tokens of their completions, without padding.
         calculate: The rewards of each function and of the completions of all processes, shape [B, functions],
             given this process's completions as TRL decodes them, and their tokens.
-
-    Returns:
-        The rewards; None in evaluations, or without a stride.
     """
     if trainer.kl_prefix_stride is None or not trainer.model.training:
         return None

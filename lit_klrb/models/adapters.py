@@ -22,10 +22,9 @@ IMPORTING_ARGUMENTS = {"megatron_config", "megatron_core"}
 # Initialisations that decompose the weights of a layer
 OF_WEIGHTS = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 # Arguments that select layers, by regular expressions or names, and that initialise them.
-PREPARING: dict[str, Any] = {
-    **{"target_modules": "all-linear", "exclude_modules": None, "layers_to_transform": None},
-    **{"layers_pattern": None, "target_parameters": None, "init_lora_weights": True},
-}
+PREPARING: dict[str, Any] = {"target_modules": "all-linear", "init_lora_weights": True} | dict.fromkeys(
+    ("exclude_modules", "layers_to_transform", "layers_pattern", "target_parameters")
+)
 
 
 def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> PreTrainedModel:
@@ -36,16 +35,10 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
         settings: Arguments of `peft.LoraConfig`, such as {"r": 8, "lora_alpha": 16}; by default every linear
             layer gets an adapter except the head, which is applied tile by tile.
         seed: Seed of the adapter's weights.
-
-    Raises:
-        ConfigurationError: If `peft` is not installed or refuses the settings, or if the model already has an
-            adapter, or the adapter could not be merged into the weights.
     """
     if has_adapter(model):
-        raise ConfigurationError(
-            f"{settings}: the policy already has an adapter, whose training continues; leave lora out",
-            key="lora",
-        )
+        problem = "the policy already has an adapter, whose training continues; leave lora out"
+        raise ConfigurationError(f"{settings}: {problem}", key="lora")
     if modules := sorted(settings.keys() & IMPORTING_ARGUMENTS):
         raise ConfigurationError(f"{modules[0]} makes peft import a module; leave it out", key="lora")
     if find_spec("peft") is None:
@@ -63,11 +56,9 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
             inject_adapter_in_model(config, model, ADAPTER)
     model._hf_peft_config_loaded = True
     if any(isinstance(module, AuxiliaryTrainingWrapper) for module in model.modules()):
-        raise ConfigurationError(
-            f"{settings}: layers that are trained in whole, or tokens, are not supported beside an adapter; "
-            "leave out modules_to_save and trainable_token_indices",
-            key="lora",
-        )
+        problem = "layers that are trained in whole, or tokens, are not supported beside an adapter"
+        remedy = "leave out modules_to_save and trainable_token_indices"
+        raise ConfigurationError(f"{settings}: {problem}; {remedy}", key="lora")
     _check_shared(model)
     return model
 
@@ -79,9 +70,6 @@ def stored_adapter(
 
     Which layers have one follows from the names of the weights. The patterns of a stranger's settings are not
     used, as a regular expression can take any time; nor is the initialisation, which may decompose a layer.
-
-    Raises:
-        ConfigurationError: As `add_adapter`, or if the rank of a layer depends on a pattern.
     """
     layers = sorted({name.partition(".lora_")[0] for name in weights if ".lora_" in name})
     for key in ("rank_pattern", "alpha_pattern"):
@@ -115,9 +103,9 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, Any] | None:
 def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """Disable the adapter inside the block."""
     layers = _adapted(model).values()
-    for layer in layers:
-        layer.enable_adapters(enabled=False)
     try:
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
         yield model
     finally:
         for layer in layers:
@@ -194,10 +182,8 @@ def _check_shared(model: PreTrainedModel) -> set[str]:
         if not users:
             continue
         if not all(any(user is end for end in ends) for user in (module.get_base_layer(), *users)):
-            raise ConfigurationError(
-                f"the weight of {name} is also that of other layers, from which an adapter cannot be told "
-                "after a merge; leave it out of target_modules",
-                key="lora",
-            )
+            problem = f"the weight of {name} is also that of other layers"
+            why = "from which an adapter cannot be told after a merge; leave it out of target_modules"
+            raise ConfigurationError(f"{problem}, {why}", key="lora")
         shared.add(name)
     return shared

@@ -22,7 +22,7 @@ POOLER = ".pooler."
 def classifier_on(
     key: str, path: str, settings: Mapping[str, Any], seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A classifier whose backbone is that of a given model, with a new head, and its tokenizer.
+    """A classifier whose backbone is that of a given model, with a new head from the seed, and its tokenizer.
 
     An adapter of the given model is merged first. With fewer layers than that has, the first ones are kept.
 
@@ -31,10 +31,6 @@ def classifier_on(
         path: Hub id or folder of a language model or an encoder, or the `.ckpt` file of a policy.
         settings: The classifier's labels, and the settings that differ from the given model's.
         seed: Seed of the head's weights.
-
-    Raises:
-        ConfigurationError: If it does not exist or already is a classifier, or if a setting is unknown,
-            follows from that model, or changes the shape of a weight.
     """
     if fixed := sorted(settings.keys() & GIVEN):
         raise ConfigurationError(f"{fixed[0]} follows from {key}; leave it out", key=CLASSIFIER.config_key)

@@ -1,7 +1,7 @@
 """Whether a processor is faster or slower in bfloat16, which only a measurement tells."""
 
 import functools
-import time
+import timeit
 
 import torch
 
@@ -24,12 +24,7 @@ def _seconds(dtype: torch.dtype) -> float:
     """The least time of a product in some rounds, as what else the machine does only adds to it."""
     rows, columns, inner = SHAPE
     left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        left @ right
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(timeit.repeat(lambda: left @ right, number=1, repeat=ROUNDS))
 
 
 def slow_precision(precision: str, device: torch.device) -> str | None:

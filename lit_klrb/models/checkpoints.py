@@ -43,11 +43,7 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
 
 
 def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
-    """The model in a checkpoint, with its weights.
-
-    Raises:
-        ConfigurationError: If configuration, adapter and weights do not match, or the end tokens are not ids.
-    """
+    """The model in a checkpoint, with its weights."""
     config, weights = _by_name(checkpoint, role.config_key), _weights(checkpoint, role)
     adapter = None if checkpoint.get(ADAPTER_KEY) is None else _by_name(checkpoint, ADAPTER_KEY)
 
@@ -108,9 +104,8 @@ def _by_name(checkpoint: dict[str, Any], key: str) -> dict[str, Any]:
     """An entry that must be a dictionary with strings as keys."""
     entry = checkpoint.get(key)
     if not isinstance(entry, dict) or not all(isinstance(name, str) for name in entry):
-        raise ConfigurationError(
-            f"must be a dictionary with strings as keys, got {type(entry).__name__}", key=key
-        )
+        problem = f"must be a dictionary with strings as keys, got {type(entry).__name__}"
+        raise ConfigurationError(problem, key=key)
     return entry
 
 
@@ -133,7 +128,5 @@ def _check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> N
         raise ConfigurationError(f"the weight {name} {problem}")
     for name, value in expected.items():
         if weights[name].shape != value.shape:
-            raise ConfigurationError(
-                f"the weight {name} has the shape {list(weights[name].shape)}; "
-                f"its configuration makes it {list(value.shape)}"
-            )
+            shapes = f"{list(weights[name].shape)}; its configuration makes it {list(value.shape)}"
+            raise ConfigurationError(f"the weight {name} has the shape {shapes}")

@@ -1,12 +1,11 @@
 """Checks of the weights in a folder, before transformers reads them."""
 
-import hashlib
 import os
 import re
 from pathlib import Path
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import LARGEST, read_object, write_atomically
+from lit_klrb.files import LARGEST, read_object, sha256, write_atomically
 
 # The checksums of the weights, in the format of `sha256sum`.
 CHECKSUMS = "SHA256SUMS"
@@ -20,9 +19,6 @@ def check_entries(key: str, place: Path) -> None:
     """Check that the entries of a folder are files and folders of bounded size, and that none is elsewhere.
 
     The cache of the hub consists of links to its own folder of contents, which are files of the model.
-
-    Raises:
-        ConfigurationError: If not; names the first entry that is not.
     """
     if place.is_file():
         _check_size(key, place)
@@ -30,12 +26,11 @@ def check_entries(key: str, place: Path) -> None:
     root = place.resolve()
     roots = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
     for entry in (*place.iterdir(), *place.glob("additional_chat_templates/*")):
+        holds = f"{place} holds {entry.name},"
         if not (entry.is_file() or entry.is_dir()):
-            raise ConfigurationError(
-                f"{place} holds {entry.name}, which is neither a file nor a folder", key=key
-            )
+            raise ConfigurationError(f"{holds} which is neither a file nor a folder", key=key)
         if entry.is_symlink() and not any(entry.resolve().is_relative_to(own) for own in roots):
-            raise ConfigurationError(f"{place} holds {entry.name}, a link to a file elsewhere", key=key)
+            raise ConfigurationError(f"{holds} a link to a file elsewhere", key=key)
         if entry.is_file():
             _check_size(key, entry)
 
@@ -55,11 +50,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Check that all weights are files of a folder, and match their checksums if it has any.
-
-    Raises:
-        ConfigurationError: If an index names another file, or a file does not match.
-    """
+    """Check that all weights are files of a folder, and match their checksums if it has any."""
     for index in folder.glob("*.index.json"):
         _check_index(index)
     if not (folder / CHECKSUMS).is_file():
@@ -87,9 +78,3 @@ def _check_index(path: Path) -> None:
 
 def _weights(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError, check_positive
@@ -32,9 +32,6 @@ class Sampling:
         completions_per_prompt: Completions per prompt (K); leave-one-out needs at least 2.
         max_new_tokens: Maximum number of tokens of a completion.
         temperature: Divides the logits of policy and reference, in sampling and in every KL.
-
-    Raises:
-        ConfigurationError: If a value is not positive.
     """
 
     completions_per_prompt: int = 2
@@ -49,11 +46,9 @@ class Sampling:
             temperature=self.temperature,
         )
         if not HOTTEST >= self.temperature >= 1 / HOTTEST:
-            raise ConfigurationError(
-                f"must be from {1 / HOTTEST:g} to {HOTTEST:g}, got {self.temperature}: logits divided by it "
-                "would overflow, or all be equal",
-                key="temperature",
-            )
+            problem = f"must be from {1 / HOTTEST:g} to {HOTTEST:g}, got {self.temperature}"
+            why = "logits divided by it would overflow, or all be equal"
+            raise ConfigurationError(f"{problem}: {why}", key="temperature")
 
 
 class Rollout(NamedTuple):
@@ -106,9 +101,6 @@ class Rollout(NamedTuple):
     def cut(self, length: int) -> "Rollout":
         """Prompts with the first tokens of their completions; the shapes stay.
 
-        Args:
-            length: The number of tokens, 0 to T.
-
         Example:
             >>> mask = torch.ones(1, 3, dtype=torch.bool)
             >>> Rollout(torch.tensor([[5, 6, 7]]), mask, mask).cut(2).attention_mask.tolist()
@@ -145,10 +137,6 @@ def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
 
 def completion_mask(completions: Tensor, ends: Sequence[int]) -> Tensor:
     """True up to and including the first end; true everywhere without one.
-
-    Args:
-        completions: Token ids, shape [B, T].
-        ends: The ids that end a completion; may be empty.
 
     Example:
         >>> completion_mask(torch.tensor([[5, 0, 0], [5, 1, 0], [5, 6, 7]]), ends=[0, 1]).tolist()
@@ -190,9 +178,6 @@ def generate_completions(
         pad_token_id: Fills the positions after the end.
         rows_before: Number of sequences of the same batch that precede these and are sampled by other calls.
         rows: Draw from the first rows of the head only; None for all.
-
-    Raises:
-        ConfigurationError: If prompt and completion exceed the policy's context length.
     """
     new, count = sampling.max_new_tokens, sampling.completions_per_prompt
     given = f"{new} after a prompt of {prompts.shape[1]} tokens"
@@ -224,6 +209,7 @@ def _decode(
     """
     cache = key_value_cache(policy) if continues(policy) else None
     states = continuing(policy, cache)
+    reorder: Any = (lambda rows: None) if cache is None else cache.reorder_cache
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
     inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
@@ -231,16 +217,11 @@ def _decode(
     # The completions in the batch, and which of them have ended
     batch, ended = torch.arange(len(rows), device=rows.device), torch.zeros_like(rows, dtype=torch.bool)
     for step, column in enumerate(uniforms.unbind(1)):
-        logits = policy(
-            input_ids=inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            logits_to_keep=1,
-            **states,
-        ).logits[:, -1, :vocabulary]
+        read = {"input_ids": inputs, "attention_mask": mask, "position_ids": positions, **states}
+        logits = policy(**read, logits_to_keep=1).logits[:, -1, :vocabulary]
         if step == 0:  # all completions of a prompt continue from its states
             inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
-            _reorder(cache, rows)
+            reorder(rows)
         probabilities = logits.float().div_(sampling.temperature).softmax(-1)
         tokens = inverse_transform(probabilities, column[batch])
         completions[batch, step] = tokens.masked_fill_(ended, pad_token_id)
@@ -258,13 +239,8 @@ def _decode(
             if 0 < 2 * len(left) <= len(ended):
                 inputs, positions, mask, ended = inputs[left], positions[left], mask[left], ended[left]
                 batch = batch[left]
-                _reorder(cache, left)
+                reorder(left)
     return completions
-
-
-def _reorder(cache: DynamicCache | None, rows: Tensor) -> None:
-    if cache is not None:
-        cache.reorder_cache(rows)  # type: ignore[arg-type]
 
 
 def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:

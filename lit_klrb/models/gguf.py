@@ -22,8 +22,8 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError, printable, refusing
-from lit_klrb.files import local_path, new_folder
-from lit_klrb.models.folders import check_weights, sha256, write_checksums
+from lit_klrb.files import local_path, new_folder, sha256
+from lit_klrb.models.folders import check_weights, write_checksums
 from lit_klrb.models.gguf_header import GGUFHeader, read_header
 from lit_klrb.models.roles import POLICY, model_from_config, without_code
 from lit_klrb.models.tokenizers import tokenizer_files, tokenizer_from_folder
@@ -50,14 +50,7 @@ MAX_BUFFERS = 2**28
 
 
 def gguf_file(path: str | Path) -> Path | None:
-    """The GGUF file that a path names, itself or as the only one in a folder without a model.
-
-    Returns:
-        The file, or None if the path names something else.
-
-    Raises:
-        ConfigurationError: If the folder has several.
-    """
+    """The GGUF file that a path names, itself or as the only one in a folder without a model."""
     place = local_path(str(path))
     if place.suffix == SUFFIX:
         return place
@@ -70,11 +63,7 @@ def gguf_file(path: str | Path) -> Path | None:
 
 
 def as_folder(file: Path) -> str:
-    """The converted folder of a GGUF file in the cache; converted again only if the file's content is new.
-
-    Raises:
-        ConfigurationError: If the file cannot be converted.
-    """
+    """The converted folder of a GGUF file in the cache; converted again only if the file's content is new."""
     about = file.stat()
     version = about.st_ino, about.st_size, about.st_mtime_ns
     return _as_folder(file.resolve(), (*version, str(default_folder())))
@@ -99,10 +88,6 @@ def import_gguf(file: Path, folder: Path) -> None:
     """Convert a GGUF file to a folder with weights in float32, tokenizer, checksums and a model card.
 
     The folder appears when it is complete. What a killed import left behind is removed by the next one.
-
-    Raises:
-        ConfigurationError: If the file cannot be read, is no language model that transformers can read
-            completely, or the folder cannot be written.
     """
     header = _checked_header(file)
     size = f"{file.stat().st_size / 1e6:.0f} MB"
@@ -142,11 +127,9 @@ def _checked_header(file: Path) -> GGUFHeader:
             raise ConfigurationError(f"must be of the type {kind.__name__}", key=name)
     known = {*GGUF_CONFIG_ARCHS, *GGUF_SUPPORTED_ARCHITECTURES}
     if (architecture := settings.get("general.architecture")) not in known:
-        raise ConfigurationError(
-            f"{architecture!r} is not an architecture that transformers reads from GGUF files; it reads "
-            f"{', '.join(sorted(known))}",
-            key="general.architecture",
-        )
+        problem = f"{architecture!r} is not an architecture that transformers reads from GGUF files"
+        reads = f"it reads {', '.join(sorted(known))}"
+        raise ConfigurationError(f"{problem}; {reads}", key="general.architecture")
     if settings.get("split.count", 1) != 1:
         raise ConfigurationError("is part of a split model; merge it with llama-gguf-split --merge first")
     tokens = settings.get("tokenizer.ggml.tokens", [])
@@ -201,14 +184,10 @@ def _model(folder: str, file: str, header: GGUFHeader) -> PreTrainedModel:
         )
     if sum(buffer.numel() for buffer in model.buffers()) > MAX_BUFFERS:
         raise ConfigurationError(f"the model of its settings has buffers of more than {MAX_BUFFERS} values")
-    loaded, found = POLICY.auto_class.from_pretrained(
-        folder,
-        gguf_file=file,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),  # otherwise it might fetch a kernel
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    plain = GgufConfig(dequantize=True)  # otherwise it might fetch a kernel
+    settings = {"dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True}
+    load = POLICY.auto_class.from_pretrained
+    loaded, found = load(folder, gguf_file=file, quantization_config=plain, **settings)
     if missing := sorted(found["missing_keys"]):
         raise ConfigurationError(f"not a policy: it has no weights for {', '.join(missing[:3])}")
     weights = loaded.state_dict()
@@ -249,13 +228,9 @@ def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, 
     """What the card says."""
     from gguf.constants import GGMLQuantizationType
 
-    said = {
-        label: header.settings.get(f"general.{key}")
-        for label, key in (
-            *(("name", "name"), ("author", "author"), ("organisation", "organization")),
-            *(("licence", "license"), ("address", "source.url")),
-        )
-    }
+    labels = {"name": "name", "author": "author", "organisation": "organization", "licence": "license"}
+    labels["address"] = "source.url"
+    said = {label: header.settings.get(f"general.{key}") for label, key in labels.items()}
     values: Counter[str] = Counter()
     for tensor in header.tensors:
         values[GGMLQuantizationType(tensor.kind).name] += tensor.elements

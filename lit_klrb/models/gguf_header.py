@@ -46,11 +46,7 @@ class GGUFHeader(NamedTuple):
 
 
 def read_header(path: Path, block_sizes: Mapping[int, tuple[int, int]]) -> GGUFHeader:
-    """Read the header of a GGUF file and check that its tensors lie in the file, without overlaps.
-
-    Raises:
-        ConfigurationError: If the file is damaged, or was crafted; names the entry.
-    """
+    """Read the header of a GGUF file and check that its tensors lie in the file, without overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if file.read(4) != MAGIC:
@@ -136,17 +132,13 @@ def _check_places(
             raise ConfigurationError(f"the tensor {tensor.name} has the unknown type {tensor.kind}")
         values, length = block_sizes[tensor.kind]
         if not tensor.shape or not tensor.elements or tensor.shape[0] % values:
-            raise ConfigurationError(
-                f"the tensor {tensor.name} has the shape {list(tensor.shape)}; its type needs a multiple of "
-                f"{values} first, and no zeros"
-            )
+            needs = f"its type needs a multiple of {values} first, and no zeros"
+            raise ConfigurationError(f"the tensor {tensor.name} has the shape {list(tensor.shape)}; {needs}")
         if tensor.offset % alignment or tensor.offset < end:
             raise ConfigurationError(f"the tensor {tensor.name} begins within another, at {tensor.offset}")
         end = tensor.offset + tensor.elements // values * length
         if end > size:
-            raise ConfigurationError(
-                f"the tensor {tensor.name} ends at byte {end} of the data, of which there are "
-                f"{max(size, 0)}: truncated"
-            )
+            about = f"ends at byte {end} of the data, of which there are {max(size, 0)}: truncated"
+            raise ConfigurationError(f"the tensor {tensor.name} {about}")
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise ConfigurationError("two tensors have the same name")

@@ -10,18 +10,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lit_klrb.distributed import whole
+from lit_klrb.models import trials
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
-from lit_klrb.models.trials import (
-    agree,
-    continues,
-    continuing,
-    eval_mode,
-    has_weights,
-    key_value_cache,
-    position_ids,
-)
+from lit_klrb.models.trials import continuing, key_value_cache, position_ids
 
 # Two sequences with the same prompt.
 TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
@@ -72,7 +65,8 @@ class SplitModel(NamedTuple):
         parts = by_length(rollout, 1 if is_sharded(self.model) else MOST, self.weights)
         # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
         # gradients through a cache
-        whole_passes = _checkpoints_gradients(self.backbone) or is_sharded(self.model)
+        recomputes = any(getattr(m, "gradient_checkpointing", False) for m in self.backbone.modules())
+        whole_passes = recomputes or is_sharded(self.model)
         with nullcontext() if whole_passes else fast_autocast(self.backbone):
             states = [self._read(rollout.part(*part), self.caches and not whole_passes) for part in parts]
         dtype = self.head.weight.dtype
@@ -109,20 +103,10 @@ class SplitModel(NamedTuple):
         return weights[0][:rows], None if weights[1] is None else weights[1][:rows]
 
     def _continued(self, rollout: Rollout, prompts: Tensor, rows: Tensor) -> Tensor:
-        """Hidden states of the completions, from those of distinct prompts.
-
-        Args:
-            rollout: B sequences with T completion positions.
-            prompts: Tokens and attention masks of P prompts without their last token, shape [P, 2, N-1].
-            rows: The prompt of each sequence, shape [B].
-        """
+        """Hidden states of the completions, from those of distinct prompts."""
         cache, (tokens, mask) = key_value_cache(self.backbone), prompts.unbind(1)
-        self.backbone(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=position_ids(mask),
-            **continuing(self.model, cache),
-        )
+        read = {"input_ids": tokens, "attention_mask": mask, "position_ids": position_ids(mask)}
+        self.backbone(**read, **continuing(self.model, cache))
         cache.reorder_cache(rows)  # type: ignore[arg-type]
         inputs = model_inputs(rollout)
         for name in ("input_ids", "position_ids"):
@@ -170,7 +154,7 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
     if backbone is model or not isinstance(backbone, PreTrainedModel) or type(head) is not nn.Linear:
         return None
     softcap = getattr(model.config, "final_logit_softcapping", None)
-    if not has_weights(model):
+    if not trials.has_weights(model):
         return SplitModel(model, backbone, head, softcap, caches=False)
     for caches in (True, False):
         split = SplitModel(model, backbone, head, softcap, caches)
@@ -189,23 +173,14 @@ def model_inputs(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _checkpoints_gradients(model: PreTrainedModel) -> bool:
-    """Whether blocks are computed again in the backward pass; the property that says so was renamed."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
-def _caches_attention(model: PreTrainedModel) -> bool:
-    """Whether the only states in a model's cache are the keys and values of attention."""
-    return all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
-
-
 @torch.no_grad()
 def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
     tokens = torch.tensor(TRIAL, device=model.device) % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
     rollout = Rollout(tokens, everything, everything[:, -2:])
-    with eval_mode(model):
-        if split.caches and not (_caches_attention(model) and continues(model)):
+    with trials.eval_mode(model):
+        caches_attention = all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
+        if split.caches and not (caches_attention and trials.continues(model)):
             return False
         hidden = split.hidden_states(rollout)
         scale = LARGEST / split.head(hidden).abs().max().clamp(min=torch.finfo(hidden.dtype).tiny)
@@ -214,4 +189,4 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
             expected, logits = model(**model_inputs(rollout)).logits[:, -2:], split.head(hidden)
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
-    return agree(logits, expected)
+    return trials.agree(logits, expected)

@@ -3,7 +3,6 @@
 import copy
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,10 +21,6 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
 
     It is an ordinary model of its architecture with fewer layers: its configuration has their number, and the
     entries of kept layers in settings that have one per layer, such as `layer_types`.
-
-    Raises:
-        ConfigurationError: If the indices are not different layers of the model, it has an adapter, or its
-            architecture has no plain stack of layers.
     """
     check_layers(layers)
     if has_adapter(model):
@@ -35,19 +30,15 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
         raise ConfigurationError(f"{outside[0]} is not a layer: they are 0 to {count - 1}", key=KEY)
     config = config_dict(model)
     name = model.config.attribute_map.get(COUNT, COUNT)
-    config |= {
-        key: [value[index] for index in layers]
-        for key, value in config.items()
-        if _is_per_layer(key, value, count)
-    }
+    names = [key for key, value in config.items() if isinstance(value, list) and len(value) == count]
+    lists = {key: config[key] for key in names if re.search("layer|block", key)}
+    config |= {key: [value[index] for index in layers] for key, value in lists.items()}
     with forked_rng(0), model.device:  # the random initial weights are overwritten
         kept = model_from_config({**config, name: len(layers)})
     weights = model.state_dict()
     sources = {key: _source(key, stack, layers) for key in kept.state_dict()}
-    if any(
-        sources[key] not in weights or weights[sources[key]].shape != value.shape
-        for key, value in kept.state_dict().items()
-    ):
+    shapes = {key: value.shape for key, value in kept.state_dict().items()}
+    if any(sources[key] not in weights or weights[sources[key]].shape != shapes[key] for key in shapes):
         kind = model.config.model_type
         raise ConfigurationError(f"layers of a {kind} model cannot be moved to other places", key=KEY)
     kept.load_state_dict({key: weights[source] for key, source in sources.items()})
@@ -56,11 +47,7 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
 
 
 def check_layers(layers: Sequence[int]) -> None:
-    """Check indices without the model that they are of.
-
-    Raises:
-        ConfigurationError: If there are none, or one is negative or repeated.
-    """
+    """Check indices without the model that they are of."""
     if not layers or min(layers) < 0 or len(set(layers)) < len(layers):
         raise ConfigurationError(f"must be different indices of layers, from 0, got {list(layers)}", key=KEY)
 
@@ -76,10 +63,6 @@ def _stack(model: PreTrainedModel) -> tuple[str, int]:
     if count is None or len(outermost) != 1:
         raise ConfigurationError(f"a {model.config.model_type} model has no single stack of layers", key=KEY)
     return outermost[0], count
-
-
-def _is_per_layer(key: str, value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count and re.search("layer|block", key) is not None
 
 
 def _source(key: str, stack: str, layers: Sequence[int]) -> str:

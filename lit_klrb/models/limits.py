@@ -43,22 +43,14 @@ def size_of_folder(folder: Path) -> Size:
 
 
 def check_device(name: str) -> None:
-    """Check that this machine has a device.
-
-    Raises:
-        ConfigurationError: If not.
-    """
+    """Check that this machine has a device."""
     # torch without CUDA asserts
     with refusing(f"{name} cannot be used", RuntimeError, AssertionError, key="device"):
         torch.empty(0, device=name)
 
 
 def check_numbers(config: Mapping[str, Any], size: Size) -> None:
-    """Check that a configuration has no number larger than its model, no fewer than 0 layers and no kernels.
-
-    Raises:
-        ConfigurationError: If one does; names it.
-    """
+    """Check that a configuration has no number larger than its model, no layers below 0 and no kernels."""
     largest = max(SMALL, 8 * size.bytes)  # a byte holds at most as many weights
     for key, value in config.items():
         for part in value if isinstance(value, list) else [value]:
@@ -74,11 +66,7 @@ def check_numbers(config: Mapping[str, Any], size: Size) -> None:
 
 @contextmanager
 def at_most(size: Size) -> Iterator[None]:
-    """Stop the construction of a model that has more weights than a file.
-
-    Raises:
-        ConfigurationError: As soon as there are too many.
-    """
+    """Stop the construction of a model that has more weights than a file."""
     left = [2 * size.tensors + 1000, 8 * size.bytes + 2**24]
 
     def count(_: nn.Module, name: str, value: Tensor | None) -> None:
@@ -95,11 +83,7 @@ def at_most(size: Size) -> Iterator[None]:
 
 @contextmanager
 def limited(path: str) -> Iterator[None]:
-    """Stop the construction of a model that is larger than the weights in its folder.
-
-    Raises:
-        ConfigurationError: If the configuration asks for more, or names code.
-    """
+    """Stop the construction of a model that is larger than the weights in its folder."""
     folder = Path(path)
     if not folder.is_dir():  # a hub id, whose files are not here yet
         yield

@@ -84,15 +84,10 @@ def looks_local(path: str) -> bool:
 
 
 def check_exists(key: str, path: str) -> None:
-    """Check that a path is not empty and, if local, a file or a folder; hub ids pass.
-
-    Raises:
-        ConfigurationError: If it is neither, or a folder has entries that are neither, or are elsewhere.
-    """
+    """Check that a path is not empty and, if local, a file or a folder; hub ids pass."""
     if not path:
-        raise ConfigurationError(
-            "'' is not a path; a hub id, a folder, a .gguf file or a checkpoint is expected", key=key
-        )
+        problem = "'' is not a path; a hub id, a folder, a .gguf file or a checkpoint is expected"
+        raise ConfigurationError(problem, key=key)
     if not looks_local(path):
         return
     place = local_path(path, key)
@@ -105,11 +100,7 @@ def check_exists(key: str, path: str) -> None:
 
 @contextmanager
 def errors_of(key: str, path: str) -> Iterator[None]:
-    """Convert every exception inside the block to a `ConfigurationError` about the argument `key`.
-
-    Raises:
-        ConfigurationError: With key, path and the reason.
-    """
+    """Convert every exception inside the block to a `ConfigurationError` about the argument `key`."""
     check_exists(key, path)
     with concerning(path, key=key), refusing("cannot be loaded"):  # libraries raise all kinds of exceptions
         yield
@@ -121,9 +112,6 @@ def reading(key: str, path: str) -> Iterator[str]:
 
     Yields:
         The hub id, or the path with `~` expanded; the converted folder of a GGUF file.
-
-    Raises:
-        ConfigurationError: With key, path and the reason.
     """
     with errors_of(key, path):
         file = gguf.gguf_file(path)
@@ -131,11 +119,7 @@ def reading(key: str, path: str) -> Iterator[str]:
 
 
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
-    """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint.
-
-    Raises:
-        ConfigurationError: If it does not exist, or is not a complete model for the role.
-    """
+    """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint."""
     planned, rehearsal = _planned(path), current_rehearsal()
     with reading(key, path) as place:
         if planned is not None:
@@ -160,25 +144,18 @@ def _planned(path: str) -> Made | None:
 
 
 def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model from a folder or a hub id, and which of its weights are missing, unexpected or of other shapes.
-
-    Raises:
-        ConfigurationError: If it is an adapter, or the weights are damaged.
-    """
+    """A model from a folder or a hub id, and what is missing, unexpected or of another shape in it."""
     if find_adapter_config_file(path) is not None:
         # Loading it would download the model that it names
-        folder = shlex.quote(path)
         merge = "from peft import AutoPeftModelForCausalLM as A; import sys; "
         merge += "A.from_pretrained(sys.argv[1]).merge_and_unload().save_pretrained(sys.argv[2])"
-        raise ConfigurationError(
-            f'this is an adapter; merge it into its model first: python -c "{merge}" {folder} MERGED, and '
-            "copy the tokenizer's files of its model to MERGED"
-        )
+        command = f'python -c "{merge}" {shlex.quote(path)} MERGED'
+        remedy = f"{command}, and copy the tokenizer's files of its model to MERGED"
+        raise ConfigurationError(f"this is an adapter; merge it into its model first: {remedy}")
     check_weights(Path(path))
     if current_rehearsal() is not None:
-        return without_weights(path, role, settings), dict.fromkeys(
-            ("missing_keys", "mismatched_keys", "unexpected_keys"), ()
-        )
+        nothing = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
+        return without_weights(path, role, settings), nothing
     with limited(path):
         model, found = role.auto_class.from_pretrained(
             path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
@@ -194,9 +171,8 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
         raise ConfigurationError(f"not a {role.name}: it has no weights for {', '.join(missing[:3])}")
     if mismatched := sorted(found["mismatched_keys"]):
         name, given, expected = mismatched[0]
-        raise ConfigurationError(
-            f"the weight {name} has the shape {list(given)}; its configuration makes it {list(expected)}"
-        )
+        shapes = f"{list(given)}; its configuration makes it {list(expected)}"
+        raise ConfigurationError(f"the weight {name} has the shape {shapes}")
     layers = {NUMBER.sub(".N.", name) for name in model.state_dict()}
     for name in sorted(found["unexpected_keys"]):
         if NUMBER.search(name) and any(known.endswith(NUMBER.sub(".N.", name)) for known in layers):
@@ -213,14 +189,6 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
 
     A tokenizer without a padding token pads with its end-of-sequence token: padding is identified by masks,
     not by ids.
-
-    Args:
-        key: The argument that names it, for the error message.
-        path: "grammar", hub id, folder, `.gguf` or `.ckpt` file.
-        role: What the model of a checkpoint is used for.
-
-    Raises:
-        ConfigurationError: If it does not exist, or cannot be stored in a checkpoint.
     """
     if path == GRAMMAR:
         return grammar_tokenizer()
@@ -240,11 +208,7 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
 
 
 def load_token_values(key: str, path: str) -> Tensor | None:
-    """The token values in the checkpoint of a warm start, shape [V]; None without any.
-
-    Raises:
-        ConfigurationError: If it does not exist, or the values are damaged.
-    """
+    """The token values in the checkpoint of a warm start, shape [V]; None without any."""
     if not is_checkpoint(path) or _planned(path) is not None:
         return None
     with reading(key, path) as place:
@@ -254,11 +218,7 @@ def load_token_values(key: str, path: str) -> Tensor | None:
 def load_checkpoint(
     key: str, path: str, role: Role = POLICY
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer from a Lightning checkpoint.
-
-    Raises:
-        ConfigurationError: If it does not exist, or does not contain both.
-    """
+    """Load model and tokenizer from a Lightning checkpoint."""
     with reading(key, path) as place:
         checkpoint = read_checkpoint(place, role)
         model = model_from_checkpoint(checkpoint, role)
@@ -266,16 +226,11 @@ def load_checkpoint(
 
 
 def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:
-    """Check that either a configuration for fresh weights or a path is given.
-
-    Raises:
-        ConfigurationError: If both or neither is given.
-    """
+    """Check that either a configuration for fresh weights or a path is given."""
     if (config is None) == (path is None):
-        raise ConfigurationError(
-            f"give either {role.config_key} (fresh weights) or {role.name}_path, "
-            f"got {role.config_key}={config} and {role.name}_path={path}"
-        )
+        new, given = role.config_key, f"{role.name}_path"
+        either = f"give either {new} (fresh weights) or {given}"
+        raise ConfigurationError(f"{either}, got {new}={config} and {given}={path}")
 
 
 def fresh_model(
@@ -283,15 +238,8 @@ def fresh_model(
 ) -> PreTrainedModel:
     """A randomly initialised model with the vocabulary and the special tokens of a tokenizer.
 
-    Args:
-        config: `model_type` and the settings that differ from that type's defaults.
-        tokenizer: Determines `vocab_size`, `eos_token_id` and `pad_token_id`.
-        seed: Seed of the weights; the global random state has no influence.
-        role: What the model is used for.
-
-    Raises:
-        ConfigurationError: If the type does not know a setting, the tokenizer determines it, or the settings
-            do not make a model for the role.
+    The configuration has `model_type` and the settings that differ from that type's defaults; the global
+    random state has no influence.
     """
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
     given = {**ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}

@@ -53,12 +53,6 @@ def attention_in_float32(
 
     On a CPU, torch's kernel takes 2.6 times as long in bfloat16 as in float32 for 24 of 34 tokens, forward
     and backward, four times for the last of 34 forward, and as long for 512 (AMD EPYC with avx512_bf16).
-
-    Args:
-        module: The layer.
-        query: Shape [B, heads, T, size].
-        others: Key, value and mask, which may be additive.
-        options: Further arguments; some are tensors, such as biases of positions.
     """
     with torch.autocast(query.device.type, enabled=False):
         precise = {name: _precise(option) for name, option in options.items()}

@@ -51,9 +51,7 @@ class Rehearsal:
     def planned(self, path: str, is_local: bool) -> Made | None:
         """What a checkpoint will hold that is yet empty; None if the path names what is there.
 
-        Args:
-            path: The value of an argument.
-            is_local: Whether it names a file or a folder, rather than a model of the hub.
+        A path that is not local names a model of the hub.
 
         Raises:
             UnknownModelError: If neither is known.

@@ -54,11 +54,7 @@ CLASSIFIER = Role(
 
 
 def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
-    """A model with fresh weights, from its configuration as a plain dictionary.
-
-    Raises:
-        ConfigurationError: If `model_type` is missing or unknown, or a setting is invalid.
-    """
+    """A model with fresh weights, from its configuration as a plain dictionary."""
     settings = dict(config)
     key = role.config_key
     kind = settings.pop("model_type", None)
@@ -75,11 +71,7 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
 
 
 def check_role(kind: str, role: Role) -> None:
-    """Check that an architecture is one of a role.
-
-    Raises:
-        ConfigurationError: If not.
-    """
+    """Check that an architecture is one of a role."""
     if kind not in role.architectures:
         raise ConfigurationError(f"{kind} is not the architecture of a {role.name}")
 
@@ -97,11 +89,7 @@ def fuse_activations(model: PreTrainedModel) -> None:
 
 
 def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -> None:
-    """Check that the type of a new model has all settings, and that the tokenizer determines none of them.
-
-    Raises:
-        ConfigurationError: If not; names the first such setting.
-    """
+    """Check that the type of a new model has all settings, and that the tokenizer determines none of them."""
     kind = config.get("model_type")
     if kind not in role.architectures:
         return  # model_from_config raises
@@ -145,11 +133,8 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         kind = model.config.model_type
         raise ConfigurationError(f"a {kind} model reads the tokens it should predict: not a policy", key=key)
     if padding_matters:
-        raise ConfigurationError(
-            f"padding on the left of a prompt changes what a {model.config.model_type} model predicts: "
-            "prompts of different lengths cannot be read together",
-            key=key,
-        )
+        problem = f"padding on the left of a prompt changes what a {model.config.model_type} model predicts"
+        raise ConfigurationError(f"{problem}: prompts of different lengths cannot be read together", key=key)
 
 
 def _shown(config: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import (
     TokenStats,
     TopK,
-    kl_topk,
     served_stats,
     tiled_logprobs,
     tiled_policy_loss,
@@ -20,7 +19,6 @@ from lit_klrb.functional import (
     token_stats,
 )
 from lit_klrb.functional.logprobs import full_precision
-from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.models.adapters import adapter_off
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, model_inputs, split_model
@@ -28,13 +26,7 @@ from lit_klrb.models.served import ServedTeacher
 
 
 def completion_logits(model: PreTrainedModel, rollout: Rollout, rows: int | None = None) -> Tensor:
-    """Logits that predict the completion tokens, shape [B, T, V]; not computed for prompts.
-
-    Args:
-        model: Policy or reference.
-        rollout: B sequences with T completion positions.
-        rows: The first rows of the head that are the vocabulary; None for all.
-    """
+    """Logits that predict the completion tokens, shape [B, T, V]; not computed for prompts."""
     length = rollout.mask.shape[1]
     logits: Tensor = model(**model_inputs(rollout), logits_to_keep=length).logits
     return logits[:, -length:, :rows]  # some models give all positions
@@ -54,8 +46,7 @@ def completion_logprobs(
         model: The model.
         rollout: B sequences with T completion positions.
         temperature: The sampling temperature.
-        parts: The model's backbone and head, which is then applied tile by tile; None computes [B, T, V]
-            logits.
+        parts: Backbone and head, which is then applied tile by tile; None computes [B, T, V] logits.
         tokens: Other tokens in place of those of the completions, n at each position, shape [B, T, n].
         rows: The first rows of the head that are the vocabulary; None for all.
 
@@ -66,15 +57,8 @@ def completion_logprobs(
     if parts is not None:
         hidden = parts.hidden_states(rollout)
         weight, bias = parts.head_weights(rows)
-        return tiled_logprobs(
-            hidden,
-            weight,
-            tokens,
-            bias=bias,
-            temperature=temperature,
-            mask=rollout.mask,
-            logit_softcap=parts.softcap,
-        )
+        settings: dict[str, Any] = {"bias": bias, "mask": rollout.mask, "logit_softcap": parts.softcap}
+        return tiled_logprobs(hidden, weight, tokens, temperature=temperature, **settings)
     logprobs = (full_precision(completion_logits(model, rollout, rows)) / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, tokens.view(*rollout.mask.shape, -1))
     return torch.where(rollout.mask[..., None], chosen, 0).view_as(tokens)
@@ -116,6 +100,11 @@ class Scorer:
         """Whether the tiled operations are used."""
         return None not in self._parts
 
+    @property
+    def fuses(self) -> bool:
+        """Whether `loss` is available, which a served teacher has no head for."""
+        return self.tiled and self._teacher is None
+
     def logprobs(self, rollout: Rollout) -> Tensor:
         """Log-probabilities of the completions under the policy alone, shape [B, T], differentiable."""
         return completion_logprobs(self.policy, rollout, self.temperature, self._parts[0], rows=self._rows)
@@ -132,8 +121,7 @@ class Scorer:
     def reference_states(self, rollout: Rollout) -> Tensor:
         """The reference's part of the computation, stored for as long as the rollout is used.
 
-        Args:
-            rollout: B sequences with T completion positions, after the prompts that the reference reads.
+        The rollout is that after the prompts that the reference reads.
 
         Returns:
             Hidden states [B, T, D], V / D times smaller than logits; logits [B, T, V] if `tiled` is false. Of
@@ -183,30 +171,24 @@ class Scorer:
         token_values: Tensor | None = None,
         topk: TopK | None = None,
     ) -> Tensor:
-        """The loss of a fusable estimator, whose gradients are computed in the forward pass.
+        """The loss of a fusable estimator, whose gradients are computed in the forward pass; see `fuses`.
 
         Args:
             rollout: B sequences with T completion positions.
             reference_states: The result of `reference_states` for these sequences.
             weights: The rows of `KLEstimator.weights(...)` for these sequences.
-            behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T];
-                None on-policy. Ignored without `clip_range`.
+            behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T].
             clip_range: Half-width of the range of the ratio to that policy, which then replaces the
-                log-probability; None for no clipping.
+                log-probability; None for no clipping, which ignores that policy.
             token_values: The token values that the weights were computed with, shape [V]; None without.
             topk: The head of `kl_topk`; None for the exact KL.
         """
-        if clip_range is None or behaviour_logprobs is None:
-            clip_range = behaviour_logprobs = None
-        if not self.tiled or self._teacher is not None:
-            stats = self.stats(rollout, reference_states, token_values, topk).masked(rollout.mask)
-            return _weighted_sum(stats, rollout.mask, weights, behaviour_logprobs, clip_range)
         loss, _ = tiled_policy_loss(
             **self._tiled_arguments(rollout, reference_states),
             mask=rollout.mask,
             score_weights=weights.score,
             kl_weights=weights.kl,
-            behaviour_logprobs=behaviour_logprobs,
+            behaviour_logprobs=None if clip_range is None else behaviour_logprobs,
             clip_range=clip_range,
             token_values=token_values,
             value_weights=weights.value,
@@ -234,21 +216,3 @@ class Scorer:
             "tokens": rollout.completions,
             "temperature": self.temperature,
         }
-
-
-def _weighted_sum(
-    stats: TokenStats,
-    mask: Tensor,
-    weights: LossWeights,
-    behaviour_logprobs: Tensor | None,
-    clip_range: float | None,
-) -> Tensor:
-    """The same loss as `tiled_policy_loss`, from statistics that are 0 outside the mask."""
-    # kl_topk is the exact KL where the statistics have no head
-    loss = weighted_loss(kl_topk(stats), weights.kl)
-    if weights.value is not None and stats.expected_value is not None:
-        loss = loss + weighted_loss(stats.expected_value, weights.value)
-    if clip_range is None or behaviour_logprobs is None:
-        return loss + weighted_loss(stats.logprobs, weights.score)
-    log_ratio = torch.where(mask, stats.logprobs - behaviour_logprobs, 0)
-    return loss + clipped_loss(log_ratio, weights.score, clip_range)

@@ -61,24 +61,18 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 
 def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
-    """The inverse of `tokenizer_files`, safe for untrusted files: runs no code and writes no other file.
-
-    Raises:
-        ConfigurationError: If a name is not one of `FILES`, a file is not text of at most `MAX_CHARACTERS`
-            characters, or the files do not make up a tokenizer.
-    """
+    """The inverse of `tokenizer_files`, safe for untrusted files: runs no code and writes no other file."""
     if not isinstance(files, dict):
         raise ConfigurationError(
             f"the tokenizer must be a dictionary from file names to text, got {type(files).__name__}"
         )
     for name, text in files.items():
         _check_name(name)
+        must = f"{name} of the tokenizer must"
         if not isinstance(text, str):
-            raise ConfigurationError(f"{name} of the tokenizer must be text, got {type(text).__name__}")
+            raise ConfigurationError(f"{must} be text, got {type(text).__name__}")
         if len(text) > MAX_CHARACTERS:
-            raise ConfigurationError(
-                f"{name} of the tokenizer must have at most {MAX_CHARACTERS} characters, got {len(text)}"
-            )
+            raise ConfigurationError(f"{must} have at most {MAX_CHARACTERS} characters, got {len(text)}")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, "utf-8", errors="surrogatepass")
@@ -91,7 +85,8 @@ def common_vocabulary(
     """The rows that the heads of two models have in common, and what is left out of both distributions.
 
     The embeddings of models with one tokenizer may be padded to different sizes. Ids in only one of the
-    vocabularies are allowed among the common rows: padding, or extra special tokens.
+    vocabularies are allowed among the common rows: padding, or extra special tokens. The first id with
+    another meaning, or in none of the common rows, is refused.
 
     Args:
         key: The argument that names the second model, for the error message.
@@ -101,10 +96,6 @@ def common_vocabulary(
 
     Returns:
         The number of common rows, and a line about the others; None if there are none.
-
-    Raises:
-        ConfigurationError: If an id has two meanings, or a token is in none of the common rows; names the
-            first.
 
     Example:
         >>> words = {"good": 0, "bad": 1}
@@ -124,22 +115,16 @@ def common_vocabulary(
     if differ:
         first = min(differ)
         there, here = (repr(each[first]) if first in each else "no token" for each in (others, tokens))
-        raise ConfigurationError(
-            f"{path} has another vocabulary than the policy: id {first} is {there} there and {here} in the "
-            "policy; a KL between them needs the same vocabulary",
-            key=key,
-        )
+        problem = f"{path} has another vocabulary than the policy: id {first} is {there} there and {here}"
+        why = "a KL between them needs the same vocabulary"
+        raise ConfigurationError(f"{problem} in the policy; {why}", key=key)
     if size == other_size:
         return rows, None
-    count, larger, smaller = abs(size - other_size), "the policy", path
-    if other_size > size:
-        larger, smaller = smaller, larger
-    number = "row" if count == 1 else "rows"
-    verb = "is" if count == 1 else "are"
-    return rows, (
-        f"{count} {number} of {larger}'s head that {smaller} does not have {verb} left out of both "
-        "distributions"
-    )
+    larger, smaller = ("the policy", path) if size > other_size else (path, "the policy")
+    count = abs(size - other_size)
+    number, verb = ("row", "is") if count == 1 else ("rows", "are")
+    which = f"{count} {number} of {larger}'s head that {smaller} does not have"
+    return rows, f"{which} {verb} left out of both distributions"
 
 
 def _check_names_no_files(path: str) -> None:
@@ -183,7 +168,5 @@ def _texts(content: Any) -> Iterator[str]:
 
 def _check_name(name: Any) -> None:
     if name not in FILES:
-        raise ConfigurationError(
-            f"{name!r} is not a file that a tokenizer in a checkpoint may consist of; "
-            f"allowed: {', '.join(sorted(FILES))}"
-        )
+        problem = f"{name!r} is not a file that a tokenizer in a checkpoint may consist of"
+        raise ConfigurationError(f"{problem}; allowed: {', '.join(sorted(FILES))}")

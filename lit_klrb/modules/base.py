@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,6 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -26,7 +28,7 @@ from lit_klrb.models.bfloat16 import slow_precision
 from lit_klrb.models.layers import check_layers, with_layers
 from lit_klrb.models.rehearsal import current_rehearsal
 from lit_klrb.models.sharding import shard
-from lit_klrb.modules.schedules import scheduled
+from lit_klrb.modules.schedules import share
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
@@ -42,11 +44,7 @@ PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
 
 def check_file(key: str, path: Any) -> None:
-    """Check a checkpoint that Lightning reads, which ignores its checksums.
-
-    Raises:
-        ConfigurationError: If it is damaged or does not exist.
-    """
+    """Check a checkpoint that Lightning reads, which ignores its checksums."""
     if isinstance(path, str | os.PathLike) and "://" not in str(path):
         with loading.reading(key, os.fspath(path)) as place:
             check_intact(Path(place))
@@ -106,10 +104,8 @@ class TrainedModule(L.LightningModule, ABC):
         self.save_hyperparameters()
         check_positive(learning_rate=self.learning_rate)
         for name in ("weight_decay", "adam_epsilon", "warmup_steps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigurationError(
-                    f"must be finite and 0 or larger, got {getattr(self, name)}", key=name
-                )
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ConfigurationError(f"must be finite and 0 or larger, got {value}", key=name)
 
     @abstractmethod
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -126,11 +122,7 @@ class TrainedModule(L.LightningModule, ABC):
         return model
 
     def setup(self, stage: str) -> None:
-        """Check options of the trainer that infinite training data do not allow.
-
-        Raises:
-            ConfigurationError: If one is set; names the trainer's argument.
-        """
+        """Check options of the trainer that infinite training data do not allow."""
         check_strategy(self.trainer)
         self._check_sharding()
         if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -143,10 +135,8 @@ class TrainedModule(L.LightningModule, ABC):
         if not divides_models(self.trainer):
             return
         if not self.shards:
-            raise ConfigurationError(
-                f"fsdp2 does not support {type(self).__name__}; use ddp, or one device",
-                key="trainer.strategy",
-            )
+            problem = f"fsdp2 does not support {type(self).__name__}; use ddp, or one device"
+            raise ConfigurationError(problem, key="trainer.strategy")
         if getattr(self, "reference_path", None) == loading.ITSELF:
             raise ConfigurationError(f"{loading.ITSELF!r} is not supported by fsdp2", key="reference_path")
 
@@ -172,11 +162,7 @@ class TrainedModule(L.LightningModule, ABC):
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Refuse batches of another kind, such as those of a data module from another project.
-
-        Raises:
-            ConfigurationError: If a batch is not a dictionary, or lacks what every module reads.
-        """
+        """Refuse batches of another kind, such as those of a data module from another project."""
         names = isinstance(batch, Mapping) and batch.keys()
         if not names or not names >= REQUIRED:
             data = type(getattr(self.trainer, "datamodule", None)).__name__
@@ -216,11 +202,7 @@ class TrainedModule(L.LightningModule, ABC):
         return self.global_step if running else self._checkpoint_step
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build model and tokenizer from the checkpoint, unless `configure_model` did.
-
-        Raises:
-            ConfigurationError: If the file that a trainer restores is damaged.
-        """
+        """Build model and tokenizer from the checkpoint, unless `configure_model` did."""
         trainer = trainer_of(self)
         if trainer is not None:
             check_file("ckpt_path", trainer.ckpt_path)
@@ -245,36 +227,28 @@ class TrainedModule(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """AdamW on the trained parameters, with a schedule per optimizer step."""
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in self.trained.parameters() if parameter.requires_grad],
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            eps=self.adam_epsilon,
-            fused=True,
-        )
+        parameters = [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
+        settings: dict[str, Any] = {"weight_decay": self.weight_decay, "eps": self.adam_epsilon}
+        optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, fused=True, **settings)
         # Lightning refuses to clip gradients that an optimizer unscales itself; without this it does not
         optimizer._step_supports_amp_scaling = False
-        scheduler = scheduled(optimizer, self.schedule, self.warmup_steps, self.trainer.max_steps)
-        if self._restored is not None and sharding_mesh(self.trainer) is None:  # shards are of other shapes
-            path, loop = str(self.trainer.ckpt_path), self.trainer.fit_loop.state_dict()
-            check_states(path, self._restored, optimizer, scheduler, loop, self.trainer.max_steps)
+        trainer, rate = self.trainer, partial(share, schedule=self.schedule, warmup_steps=self.warmup_steps)
+        scheduler = LambdaLR(optimizer, partial(rate, max_steps=trainer.max_steps))
+        if self._restored is not None and sharding_mesh(trainer) is None:  # shards are of other shapes
+            path, loop = str(trainer.ckpt_path), trainer.fit_loop.state_dict()
+            check_states(path, self._restored, optimizer, scheduler, loop, trainer.max_steps)
         self._restored = None
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the training mode, and enable gradient checkpointing and compilation if configured.
-
-        Raises:
-            ConfigurationError: If the architecture does not support gradient checkpointing.
-        """
+        """Set the training mode, and enable gradient checkpointing and compilation if configured."""
         # `from_pretrained` and validation leave the model in eval mode
         self.trained.train(self.uses_dropout)
         if self.gradient_checkpointing:
             blocks = [m for m in self.trained.modules() if isinstance(m, GradientCheckpointingLayer)]
             if not blocks:
-                raise ConfigurationError(
-                    f"{type(self.trained).__name__} does not support it", key="gradient_checkpointing"
-                )
+                problem = f"{type(self.trained).__name__} does not support it"
+                raise ConfigurationError(problem, key="gradient_checkpointing")
             enable = getattr(self.trained, "activation_checkpointing_enable", None)
             # The name before transformers 5.21
             (enable or self.trained.gradient_checkpointing_enable)({"use_reentrant": False})

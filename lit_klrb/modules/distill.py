@@ -55,38 +55,29 @@ class DistillModule(OnPolicyModule):
         super().__post_init__()
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         if self.reference_path in (None, loading.ITSELF) and self.policy_path is None:
-            raise ConfigurationError(
-                f"{self.reference_path} needs a student that can teach itself: policy_path in place of "
-                "policy_config; or name the teacher",
-                key="reference_path",
-            )
+            problem = f"{self.reference_path} needs a student that can teach itself"
+            remedy = "policy_path in place of policy_config; or name the teacher"
+            raise ConfigurationError(f"{problem}: {remedy}", key="reference_path")
         check_positive(served_timeout=self.served_timeout)
         if self.reference_path is not None and self.is_served:
             served.check_address(self.reference_path)
-            self._check_served()
+            if self.policy_path is None:
+                problem = (
+                    "a student with new weights takes its teacher's tokenizer, which a server does not send"
+                )
+                raise ConfigurationError(f"{problem}; give policy_path", key="policy_config")
+            if self.temperature != 1:
+                problem = f"must be 1 for a served teacher, got {self.temperature}"
+                why = "the log-probabilities of its most likely tokens are known at 1 only"
+                raise ConfigurationError(f"{problem}: {why}", key="temperature")
         elif self.served_model is not None:
-            raise ConfigurationError(
-                f"{self.served_model} needs the address of its server as reference_path", key="served_model"
-            )
+            problem = f"{self.served_model} needs the address of its server as reference_path"
+            raise ConfigurationError(problem, key="served_model")
 
     @property
     def is_served(self) -> bool:
         """Whether the teacher is in an engine of its own."""
         return served.is_address(self.reference_path)
-
-    def _check_served(self) -> None:
-        if self.policy_path is None:
-            raise ConfigurationError(
-                "a student with new weights takes its teacher's tokenizer, which a server does not send; "
-                "give policy_path",
-                key="policy_config",
-            )
-        if self.temperature != 1:
-            raise ConfigurationError(
-                f"must be 1 for a served teacher, got {self.temperature}: the log-probabilities of its most "
-                "likely tokens are known at 1 only",
-                key="temperature",
-            )
 
     def setup(self, stage: str) -> None:
         """Refuse estimators and callbacks that need more of a served teacher than it sends.
@@ -101,10 +92,9 @@ class DistillModule(OnPolicyModule):
             check_served(self.kl_estimator)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "needs_reference", False):
-                raise ConfigurationError(
-                    f"trainer.callbacks: {type(callback).__name__} needs all logits of the teacher, of which "
-                    f"{self.reference_path} sends the largest; leave it out"
-                )
+                needs = f"{type(callback).__name__} needs all logits of the teacher"
+                sends = f"of which {self.reference_path} sends the largest"
+                raise ConfigurationError(f"trainer.callbacks: {needs}, {sends}; leave it out")
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Refuse prompts on which the teacher is the policy without its new adapter.
@@ -114,11 +104,9 @@ class DistillModule(OnPolicyModule):
         """
         super().on_validation_batch_start(batch, batch_idx, dataloader_idx)
         if self.reference_path is None and self.lora is not None and "teacher_tokens" not in batch:
-            raise ConfigurationError(
-                "None has a KL of 0 to the policy with a new adapter on the same prompts: give the teacher "
-                "its own by data.teacher_system_prompt or the column teacher_prompt, or name another",
-                key="reference_path",
-            )
+            problem = "None has a KL of 0 to the policy with a new adapter on the same prompts"
+            own = "give the teacher its own by data.teacher_system_prompt or the column teacher_prompt"
+            raise ConfigurationError(f"{problem}: {own}, or name another", key="reference_path")
 
     def load_pair(self) -> Pair:
         """Student and teacher, which may be an engine of its own.

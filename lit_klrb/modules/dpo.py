@@ -60,11 +60,8 @@ class DPOModule(RegularisedModule):
         self.token_value_table: Tensor | None = None
         check_positive(beta=self.beta)
         if self.reference_path == ITSELF:
-            raise ConfigurationError(
-                f"{ITSELF} is not supported by DPOModule, whose reference is fixed; a folder of that name is "
-                f"./{ITSELF}",
-                key="reference_path",
-            )
+            problem = f"{ITSELF} is not supported by DPOModule, whose reference is fixed"
+            raise ConfigurationError(f"{problem}; a folder of that name is ./{ITSELF}", key="reference_path")
 
     def setup(self, stage: str) -> None:
         """Check that pairs can be made, if the data do not have them.
@@ -77,12 +74,9 @@ class DPOModule(RegularisedModule):
             self._check_pairs()
 
     def _check_pairs(self) -> None:
-        if self.completions_per_prompt < 2:
-            raise ConfigurationError(
-                "must be at least 2 unless the data module has preferences, got "
-                f"{self.completions_per_prompt}",
-                key="completions_per_prompt",
-            )
+        if (count := self.completions_per_prompt) < 2:
+            problem = f"must be at least 2 unless the data module has preferences, got {count}"
+            raise ConfigurationError(problem, key="completions_per_prompt")
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference."""
@@ -116,19 +110,17 @@ class DPOModule(RegularisedModule):
         starts = range(0, len(prompts), PROMPTS_PER_BATCH)
         tokens = [prompt.tokens for prompt in prompts]
         parts = [tokens[first : first + PROMPTS_PER_BATCH] for first in starts]
-        key = {
-            "prompts": tokens,
+        settings = {
             "sampling": asdict(self.sampling),
             "stop_at_eos": self.stop_at_eos,
             "ends": self.pair.ends,
         }
-        completed = self._cached_for_reference(
-            "completions",
-            {**key, "seed": self.seed},
-            lambda: [
-                self._complete(part, first) for part, first in zip(with_bar(parts), starts, strict=True)
-            ],
-        )
+        key = {"prompts": tokens, **settings}
+
+        def complete() -> list[Any]:
+            return [self._complete(part, first) for part, first in zip(with_bar(parts), starts, strict=True)]
+
+        completed = self._cached_for_reference("completions", {**key, "seed": self.seed}, complete)
         pairs: list[PreferencePair] = []
         scored: list[tuple[Rollout, Tensor]] = []
         for part, first, (*tensors, ref_logprob) in zip(parts, starts, completed, strict=True):
@@ -138,19 +130,16 @@ class DPOModule(RegularisedModule):
             pairs += best_and_worst(part, *scored[-1], ref_logprob)
         self._fit_token_values(scored)
         if not pairs:
-            raise ConfigurationError(
-                f"{self.reward_path} gives all completions of a prompt the same reward "
-                f"({len(prompts)} prompts, {self.sampling.completions_per_prompt} completions each)",
-                key="reward_path",
-            )
+            problem = f"{self.reward_path} gives all completions of a prompt the same reward"
+            counts = f"{len(prompts)} prompts, {self.sampling.completions_per_prompt} completions each"
+            raise ConfigurationError(f"{problem} ({counts})", key="reward_path")
         return pairs
 
     @torch.no_grad()
     def given_pairs(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
         """The pairs of a data set with the reference's log-probabilities."""
-        parts = [
-            pairs[first : first + PROMPTS_PER_BATCH] for first in range(0, len(pairs), PROMPTS_PER_BATCH)
-        ]
+        starts = range(0, len(pairs), PROMPTS_PER_BATCH)
+        parts = [pairs[first : first + PROMPTS_PER_BATCH] for first in starts]
         key = {"pairs": pairs, "temperature": self.sampling.temperature}
         logprobs = self._cached_for_reference(
             "logprobs", key, lambda: [self._ref_logprobs(part) for part in with_bar(parts)]

@@ -77,30 +77,24 @@ class OnPolicyModule(RegularisedModule, ABC):
         self.beta: float
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
-            raise ConfigurationError(
-                "must be finite and 0 or larger, and 0 unless stop_at_eos, got "
-                f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
-                key="missing_eos_penalty",
-            )
+            given = f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}"
+            problem = f"must be finite and 0 or larger, and 0 unless stop_at_eos, got {given}"
+            raise ConfigurationError(problem, key="missing_eos_penalty")
         check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
         if self.prefix_rewards is not None:
             check_at_least(1, prefix_rewards=self.prefix_rewards)
             if not self.trains_on_reward:
-                raise ConfigurationError(
-                    f"{self.prefix_rewards} has no effect in distillation, which has no reward",
-                    key="prefix_rewards",
-                )
+                problem = f"{self.prefix_rewards} has no effect in distillation, which has no reward"
+                raise ConfigurationError(problem, key="prefix_rewards")
         if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
-            raise ConfigurationError(
-                f"{self.reference_path} changes with each optimizer step, of which a rollout has "
-                f"inner_epochs={self.inner_epochs} × mini_batches={self.mini_batches}; one is supported",
-                key="reference_path",
+            steps = f"inner_epochs={self.inner_epochs} × mini_batches={self.mini_batches}"
+            problem = (
+                f"{self.reference_path} changes with each optimizer step, of which a rollout has {steps}"
             )
+            raise ConfigurationError(f"{problem}; one is supported", key="reference_path")
         if self.group_size < 2:
-            raise ConfigurationError(
-                f"must be at least 2 for the leave-one-out baseline, got {self.group_size}",
-                key="completions_per_prompt",
-            )
+            problem = f"must be at least 2 for the leave-one-out baseline, got {self.group_size}"
+            raise ConfigurationError(problem, key="completions_per_prompt")
         if self.vllm_options is not None and self.rollout_backend != "vllm":
             raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
         vllm = self.rollout_backend == "vllm"
@@ -119,26 +113,19 @@ class OnPolicyModule(RegularisedModule, ABC):
         if stage != "fit":
             return
         if not hasattr(self, "memory"):
-            raise ConfigurationError(
-                f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
-            )
+            needs = "needs a KLEstimatorCallback among the trainer's callbacks"
+            raise ConfigurationError(f"{type(self).__name__} {needs}")
         self.memory.check_trainable(self.optimizer_steps)
         prompts = getattr(self.trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
         if prompts is not None:
             self._check_parts(prompts)
         if self.prefix_rewards is not None and not self.kl_estimator.reads_prefix_rewards:
-            raise ConfigurationError(
-                f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}; "
-                "RaoBlackwellControlVariate uses them",
-                key="model.init_args.prefix_rewards",
-            )
+            problem = f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}"
+            remedy = "RaoBlackwellControlVariate uses them"
+            raise ConfigurationError(f"{problem}; {remedy}", key="model.init_args.prefix_rewards")
 
     def configure_model(self) -> None:
-        """Build the models; the estimator's memory begins with what the warm start hands over.
-
-        Raises:
-            ConfigurationError: If vLLM would draw what is left out of the distributions.
-        """
+        """Build the models; the estimator's memory begins with what the warm start hands over."""
         is_new = self.ckpt_path is None and not hasattr(self, "policy")
         super().configure_model()
         if not hasattr(self, "pair"):
@@ -150,11 +137,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             begin(self.memory, self.pair.vocabulary_size, self.policy_path if has_warm_start else None)
 
     def on_fit_start(self) -> None:
-        """Start vLLM, before anything is spent on an evaluation.
-
-        Raises:
-            ConfigurationError: If it does not start.
-        """
+        """Start vLLM, before anything is spent on an evaluation."""
         super().on_fit_start()
         if isinstance(self.backend, VLLMBackend):
             self.backend.start(self.policy)
@@ -207,9 +190,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
             # log p of the policy that sampled y, by the engine that did
             logprobs = stats.logprobs.detach() if rollout.logprobs is None else rollout.logprobs
-            self.experience = Experience(
-                rollout, states, logprobs, training_rewards, weights, token_values, metrics
-            )
+            found = rollout, states, logprobs, training_rewards, weights, token_values, metrics
+            self.experience = Experience(*found)
         assert self.experience is not None
         # sum_t weights_t log p_t + kl_weights_t KL_t
         part = self.experience.part(step % self.parts, self.parts)
@@ -219,15 +201,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         return loss
 
     def sample(self, batch: dict[str, Tensor], number: int) -> Rollout:
-        """Sample completions of the prompts from the policy.
-
-        Args:
-            batch: P prompts.
-            number: The number of the rollout, on which its seed depends.
-
-        Raises:
-            ConfigurationError: If P is not a multiple of `parts`, as completions of a prompt stay together.
-        """
+        """Sample completions of P prompts from the policy; the seed depends on the number of the rollout."""
         prompts = len(batch["tokens"])
         self._check_parts(prompts)
         return self.pair.sample(
@@ -240,10 +214,10 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def _check_parts(self, prompts: int) -> None:
         if prompts % self.parts:
+            parts = f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts"
+            parts = f"mini_batches={self.mini_batches} × {parts}"
             raise ConfigurationError(
-                f"{prompts} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
-                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
-                key="batch_size",
+                f"{prompts} prompts cannot be split evenly into {parts}", key="batch_size"
             )
 
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
@@ -263,13 +237,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             raise
 
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
-        """The estimator's weights of a rollout, which it remembers for the next ones.
-
-        Args:
-            rollout: The completions of this process.
-            stats: Their statistics.
-            rewards: Their training rewards, shape [B].
-        """
+        """The estimator's weights of a rollout, which it remembers for the next ones."""
         scored = Scored.everyones(rollout, stats, rewards)
         with self.stopwatch("statistics"):
             weights = weigh(self.memory, scored, beta=self.beta, group_size=self.group_size)
@@ -278,21 +246,12 @@ class OnPolicyModule(RegularisedModule, ABC):
     def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:
         """The estimator's loss on some sequences, averaged over them.
 
-        Args:
-            experience: The sequences.
-            stats: Their token statistics with a graph, which spare another forward pass of the policy.
+        Statistics with a graph spare another forward pass of the policy.
         """
-        return policy_loss(
-            self.pair.scorer,
-            self.kl_estimator,
-            experience.rollout,
-            experience.reference_states,
-            experience.weights,
-            beta=self.beta,
-            behaviour_logprobs=experience.behaviour_logprobs,
-            token_values=experience.token_values,
-            stats=stats,
-        )
+        rollout, states, behaviour, _, weights, token_values, _ = experience
+        settings: dict[str, Any] = {"behaviour_logprobs": behaviour, "token_values": token_values}
+        models = self.pair.scorer, self.kl_estimator
+        return policy_loss(*models, rollout, states, weights, beta=self.beta, stats=stats, **settings)
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """Means over the completions of all processes, with standard errors for reward and KL."""
@@ -301,20 +260,17 @@ class OnPolicyModule(RegularisedModule, ABC):
         for name in ("reward", "kl"):
             mean, error = clustered_mean(gather_rows(summary[name]))
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
-        unfinished = rollout.unfinished(self.pair.ends).float()
-        for name, values in (("length", summary["length"]), ("unfinished", unfinished)):
-            metrics[name] = gather_rows(values).mean().item()
+        means = {"length": summary["length"], "unfinished": rollout.unfinished(self.pair.ends).float()}
         if isinstance(self.reward, TrainingReward):
-            equal = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
-            metrics["equal_rewards"] = gather_rows(equal).mean().item()
-            for name, value in self.reward.metrics().items():
-                metrics[name] = gather_rows(torch.tensor([value], device=equal.device)).mean().item()
-            if metrics["equal_rewards"] == 1 and self.group_size > 1 and not self.has_said_equal:
-                self.has_said_equal = True
-                self.print(
-                    f"step {self.global_step}: all completions of each prompt have the same reward, such as "
-                    f"{summary['reward'][0, 0].item():g}: this rollout teaches nothing about the reward"
-                )
+            means["equal_rewards"] = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
+            means |= {name: rewards.new_tensor([value]) for name, value in self.reward.metrics().items()}
+        metrics |= {name: gather_rows(values).mean().item() for name, values in means.items()}
+        if metrics.get("equal_rewards") == 1 and self.group_size > 1 and not self.has_said_equal:
+            self.has_said_equal = True
+            self.print(
+                f"step {self.global_step}: all completions of each prompt have the same reward, such as "
+                f"{summary['reward'][0, 0].item():g}: this rollout teaches nothing about the reward"
+            )
         if rollout.logprobs is not None:
             mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
             metrics["sampler_kl"] = gather_rows(mismatch).mean().item()
@@ -333,11 +289,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             checkpoint[EXPERIENCE_KEY] = gather(self.experience.state())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this process's rollout, to resume training on it.
-
-        Raises:
-            ConfigurationError: If the run was started with another number of processes.
-        """
+        """Restore this process's rollout, to resume training on it."""
         super().on_load_checkpoint(checkpoint)
         trainer, states = trainer_of(self), checkpoint.get(EXPERIENCE_KEY)
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or states is None:
@@ -345,9 +297,6 @@ class OnPolicyModule(RegularisedModule, ABC):
         if not isinstance(states, list):
             raise ConfigurationError("its rollouts are not a list", key="ckpt_path")
         if len(states) != trainer.world_size:
-            raise ConfigurationError(
-                f"saved by {len(states)} processes, but trainer.devices gives {trainer.world_size}; "
-                "resume with the same number",
-                key="ckpt_path",
-            )
+            problem = f"saved by {len(states)} processes, but trainer.devices gives {trainer.world_size}"
+            raise ConfigurationError(f"{problem}; resume with the same number", key="ckpt_path")
         self.experience = Experience.from_state(states[self.global_rank], self.device)

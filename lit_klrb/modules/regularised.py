@@ -52,11 +52,7 @@ class Evaluation(NamedTuple):
         """
         mask = self.rollout.mask
         estimator = RaoBlackwellTopK() if self.stats.kl is None else RaoBlackwell()
-        columns = {
-            "reward": self.rewards,
-            "kl": estimator.value(self.stats, mask),
-            "length": mask.sum(1),
-        }
+        columns = {"reward": self.rewards, "kl": estimator.value(self.stats, mask), "length": mask.sum(1)}
         return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
 
     def everyones(self, prompts: int) -> "Evaluation":
@@ -163,17 +159,12 @@ class RegularisedModule(PolicyModule, ABC):
     def _training_state(self) -> tuple[TrainerState, bool]:
         """What rewards may read, and whether completions are those of training."""
         trainer = trainer_of(self)
-        last = 0 if trainer is None else trainer.max_steps
-        return TrainerState(
-            self.global_step if trainer else 0, last
-        ), trainer is not None and trainer.training
+        if trainer is None:
+            return TrainerState(0, 0), False
+        return TrainerState(self.global_step, trainer.max_steps), trainer.training
 
     def load_pair(self) -> Pair:
-        """The policy, and its reference of reference_path.
-
-        Raises:
-            ConfigurationError: If its vocabulary is not the policy's, or loading fails.
-        """
+        """The policy, and its reference of reference_path."""
         second, path = None, self.reference_path
         if path is not None and path != loading.ITSELF:
             second = Loaded.of("reference_path", path)
@@ -199,11 +190,7 @@ class RegularisedModule(PolicyModule, ABC):
         return load_reward(self.reward_path, self.reward_label, self.reward_output, device)
 
     def load_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load policy and tokenizer from `policy_path`, or from `reference_path` if it is None.
-
-        Raises:
-            ConfigurationError: If neither names a model, or loading fails.
-        """
+        """Load policy and tokenizer from `policy_path`, or from `reference_path` if it is None."""
         key, path = "policy_path", self.reference_path if self.policy_path is None else self.policy_path
         if path is None or (self.policy_path is None and path == loading.ITSELF):
             raise ConfigurationError(f"must not be None if reference_path is {path}", key=key)

@@ -55,16 +55,14 @@ class ClassifierModule(TrainedModule, ABC):
         if self.backbone_path is None:
             loading.check_one_given(self.role, self.classifier_config, self.classifier_path)
         elif self.classifier_path is not None:
-            raise ConfigurationError(
-                f"{self.backbone_path} gets a new head, but classifier_path={self.classifier_path} has one: "
-                "give only one of them",
-                key="backbone_path",
+            problem = (
+                f"{self.backbone_path} gets a new head, but classifier_path={self.classifier_path} has one"
             )
+            raise ConfigurationError(f"{problem}: give only one of them", key="backbone_path")
         fixed = sorted({"id2label", "label2id", "num_labels"} & {*(self.classifier_config or ())})
         if fixed:
-            raise ConfigurationError(
-                f"{fixed[0]} is determined by the data; leave it out", key="classifier_config"
-            )
+            problem = f"{fixed[0]} is determined by the data; leave it out"
+            raise ConfigurationError(problem, key="classifier_config")
         self._evaluated: list[Tensor] = []
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -72,11 +70,9 @@ class ClassifierModule(TrainedModule, ABC):
         if self.classifier_path is not None:
             source = "classifier_path", self.classifier_path, self.role
             return loading.load_model(*source), loading.load_tokenizer(*source)
-        config = {
-            "id2label": dict(enumerate(self.labels)),
-            "label2id": {label: index for index, label in enumerate(self.labels)},
-            **(self.classifier_config or {}),
-        }
+        names = {label: index for index, label in enumerate(self.labels)}
+        labels = {"id2label": dict(enumerate(self.labels)), "label2id": names}
+        config = {**labels, **(self.classifier_config or {})}
         if self.backbone_path is not None:
             return classifier_on("backbone_path", self.backbone_path, config, self.seed)
         tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
@@ -150,14 +146,13 @@ class RewardModule(ClassifierModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
         """Each text with its label and the label's probability."""
-        logprobs = self.logits(batch).log_softmax(1)
-        texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
-        labels = batch["labels"]
-        probability = logprobs.gather(1, labels[:, None])[:, 0].exp()
-        return [
-            {"text": text, "label": label, "probability": value}
-            for text, label, value in zip(texts, labels.tolist(), probability.tolist(), strict=True)
-        ]
+        texts, labels = (
+            self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True),
+            batch["labels"],
+        )
+        probability = self.logits(batch).log_softmax(1).gather(1, labels[:, None])[:, 0].exp()
+        rows = zip(texts, labels.tolist(), probability.tolist(), strict=True)
+        return [{"text": text, "label": label, "probability": value} for text, label, value in rows]
 
 
 @final
@@ -195,21 +190,15 @@ class PairwiseRewardModule(ClassifierModule):
         """Both texts of each pair with their rewards."""
         chosen, rejected = self._rewards(self.logits(batch))
         texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
-        columns = {
-            "chosen": texts[: len(chosen)],
-            "rejected": texts[len(chosen) :],
-            "chosen_reward": chosen.tolist(),
-            "rejected_reward": rejected.tolist(),
-        }
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        names = "chosen", "rejected", "chosen_reward", "rejected_reward"
+        columns = texts[: len(chosen)], texts[len(chosen) :], chosen.tolist(), rejected.tolist()
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _rewards(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards of the chosen and of the rejected texts, shape [B] each."""
         outputs = logits.shape[1]
         if outputs > 2:
-            raise ConfigurationError(
-                f"{self.classifier_path} has {outputs} labels; the reward needs one or two",
-                key="classifier_path",
-            )
+            problem = f"{self.classifier_path} has {outputs} labels; the reward needs one or two"
+            raise ConfigurationError(problem, key="classifier_path")
         chosen, rejected = label_scores(logits, outputs - 1).chunk(2)
         return chosen, rejected

@@ -4,17 +4,6 @@ Those of transformers are the same, but importing them imports peft, which need 
 """
 
 import math
-from functools import partial
-
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-
-
-def scheduled(optimizer: Optimizer, schedule: str, warmup_steps: int, max_steps: int) -> LambdaLR:
-    """A schedule per optimizer step: a linear warm-up, then constant, or a decay to 0."""
-    return LambdaLR(
-        optimizer, partial(share, schedule=schedule, warmup_steps=warmup_steps, max_steps=max_steps)
-    )
 
 
 def share(step: int, schedule: str, warmup_steps: int, max_steps: int) -> float:

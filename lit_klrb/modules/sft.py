@@ -46,11 +46,10 @@ class SFTModule(PolicyModule):
         super().__post_init__()
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         if self.vocab_size is not None and self.tokenizer_path != loading.GRAMMAR:
-            raise ConfigurationError(
-                f"{self.vocab_size} trains a tokenizer, but tokenizer_path={self.tokenizer_path} names one: "
-                "give only one of them",
-                key="vocab_size",
+            problem = (
+                f"{self.vocab_size} trains a tokenizer, but tokenizer_path={self.tokenizer_path} names one"
             )
+            raise ConfigurationError(f"{problem}: give only one of them", key="vocab_size")
         self._evaluated: list[Tensor] = []
         # Mean numbers of tokens in the batches of a step
         self._counts: list[Tensor] = []
@@ -77,11 +76,9 @@ class SFTModule(PolicyModule):
             return loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
         rows = self.corpus.reviews.get("train") if self.corpus is not None else None
         if rows is None:
-            raise ConfigurationError(
-                f"{self.vocab_size} trains a tokenizer, which needs fit and a data module of reviews; to "
-                "evaluate, give the checkpoint with the trained tokenizer as ckpt_path",
-                key="vocab_size",
-            )
+            problem = f"{self.vocab_size} trains a tokenizer, which needs fit and a data module of reviews"
+            remedy = "to evaluate, give the checkpoint with the trained tokenizer as ckpt_path"
+            raise ConfigurationError(f"{problem}; {remedy}", key="vocab_size")
         return train_bpe((row.words for row in rows), self.vocab_size)
 
     @property
@@ -98,9 +95,8 @@ class SFTModule(PolicyModule):
         mean = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         self.log_metrics("train", {"loss": nats.detach() / mean}, batch_size=int(count))
         # So do the batches whose gradients are accumulated: all are divided by the first one's number
-        self._counts = (
-            [mean] if batch_idx % self.trainer.accumulate_grad_batches == 0 else [*self._counts, mean]
-        )
+        is_first = batch_idx % self.trainer.accumulate_grad_batches == 0
+        self._counts = [mean] if is_first else [*self._counts, mean]
         return nats / self._counts[0]
 
     def on_after_backward(self) -> None:
@@ -119,21 +115,18 @@ class SFTModule(PolicyModule):
         """Each text with its cross-entropy in nats per token."""
         nats, mask = self._token_nats(batch)
         texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
-        means = nats.sum(1) / mask.sum(1).clamp(min=1)
-        return [
-            {"text": text, "nats_per_token": mean} for text, mean in zip(texts, means.tolist(), strict=True)
-        ]
+        means = (nats.sum(1) / mask.sum(1).clamp(min=1)).tolist()
+        return [{"text": text, "nats_per_token": mean} for text, mean in zip(texts, means, strict=True)]
 
     def conclude_evaluation(self, stage: str) -> None:
         """Log the cross-entropy, and its excess over the entropy of the source if that is known."""
         nats, count = torch.stack(self._evaluated).sum(0)
         self._evaluated.clear()
         loss = nats / count
-        metrics = {"loss": loss, "perplexity": loss.exp()}
-        optimum = self.corpus.entropy_per_token() if self.corpus is not None else None
-        if optimum is not None:
-            metrics["excess"] = loss / optimum - 1
-        self.log_evaluation(stage, {name: value.item() for name, value in metrics.items()})
+        metrics = {"loss": loss.item(), "perplexity": loss.exp().item()}
+        if self.corpus is not None and (optimum := self.corpus.entropy_per_token()) is not None:
+            metrics["excess"] = (loss / optimum - 1).item()
+        self.log_evaluation(stage, metrics)
 
     def _cross_entropy(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         nats, mask = self._token_nats(batch)

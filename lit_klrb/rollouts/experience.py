@@ -52,11 +52,7 @@ class Experience(NamedTuple):
 
     @classmethod
     def from_state(cls, state: list[Any], device: torch.device) -> "Experience":
-        """The inverse of `state`, on a device.
-
-        Raises:
-            ConfigurationError: If the parts do not belong to one rollout.
-        """
+        """The inverse of `state`, on a device."""
         kinds = AttributeError, IndexError, RuntimeError, TypeError, ValueError
         with refusing("its rollout cannot be read", *kinds, key="ckpt_path"):
             rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
@@ -70,20 +66,14 @@ class Experience(NamedTuple):
                 {str(name): float(value) for name, value in metrics.items()},
             )
             *sequences, sampled = experience.rollout
-            shapes = [
-                tuple(field.shape)
-                for field in (*experience.weights, experience.behaviour_logprobs, sampled)
-                if field is not None
-            ]
-            mask = tuple(experience.rollout.mask.shape)
+            mask = experience.rollout.mask
+            tokenwise = [*experience.weights, experience.behaviour_logprobs, sampled]
             sizes = {len(field) for field in (*sequences, experience.reference_states, experience.rewards)}
-            shapes_match = set(shapes) == {mask} and sizes == {mask[0]}
-            if token_values is None:
-                shapes_match &= experience.weights.value is None
-            else:
-                shapes_match &= token_values.ndim == 1
-            numbers = [experience.behaviour_logprobs[experience.rollout.mask], experience.rewards]
-            shapes_match &= all(bool(field.isfinite().all()) for field in numbers)
-        if not shapes_match:
+            is_valid = sizes == {len(mask)}
+            is_valid &= all(field is None or field.shape == mask.shape for field in tokenwise)
+            is_valid &= experience.weights.value is None if token_values is None else token_values.ndim == 1
+            numbers = [experience.behaviour_logprobs[mask], experience.rewards]
+            is_valid &= all(bool(field.isfinite().all()) for field in numbers)
+        if not is_valid:
             raise ConfigurationError("its rollout has different shapes, or is not finite", key="ckpt_path")
         return experience

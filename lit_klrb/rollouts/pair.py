@@ -25,14 +25,7 @@ from lit_klrb.rollouts.stopwatch import Stopwatch
 
 
 class Loaded(NamedTuple):
-    """A model and its tokenizer.
-
-    Args:
-        key: The argument that names it, for error messages.
-        path: The value of that argument.
-        model: The model.
-        tokenizer: Its tokenizer.
-    """
+    """A model and its tokenizer, with the argument that names them and its value, for error messages."""
 
     key: str
     path: str
@@ -41,11 +34,7 @@ class Loaded(NamedTuple):
 
     @classmethod
     def of(cls, key: str, path: str) -> "Loaded":
-        """Load both from a hub id, a folder, a .gguf file or a checkpoint.
-
-        Raises:
-            ConfigurationError: If that fails.
-        """
+        """Load both from a hub id, a folder, a .gguf file or a checkpoint."""
         return cls(key, path, loading.load_model(key, path), loading.load_tokenizer(key, path))
 
     @property
@@ -95,18 +84,13 @@ class Pair:
 
     def __post_init__(self) -> None:
         if self.second is None and not (self.itself or self.teacher or has_adapter(self.policy)):
-            raise ConfigurationError(
-                "None means the policy with its adapter disabled, but the policy has no adapter; name the "
-                "reference, or train an adapter (lora)",
-                key="reference_path",
-            )
+            problem = "None means the policy with its adapter disabled, but the policy has no adapter"
+            remedy = "name the reference, or train an adapter (lora)"
+            raise ConfigurationError(f"{problem}; {remedy}", key="reference_path")
         self.vocabulary_size, self.note = self.first.rows, None
         if self.second is not None:
-            self.vocabulary_size, self.note = common_vocabulary(
-                self.second.key,
-                self.second.path,
-                *((each.tokenizer.get_vocab(), each.rows) for each in (self.first, self.second)),
-            )
+            both = [(each.tokenizer.get_vocab(), each.rows) for each in (self.first, self.second)]
+            self.vocabulary_size, self.note = common_vocabulary(self.second.key, self.second.path, *both)
         self.scorer = Scorer(
             self.policy, self.reference, self.temperature, self.reading_reference, self.teacher, self.rows
         )
@@ -191,11 +175,11 @@ class Pair:
         if "teacher_tokens" in batch:
             rollout = rollout.after(batch["teacher_tokens"], batch["teacher_attention_mask"])
         elif self.itself:
-            raise ConfigurationError(
-                "policy has a KL of 0 to the policy on the same prompts: give the teacher its own by "
-                "data.teacher_system_prompt or the column teacher_prompt; a folder of that name is ./policy",
-                key="reference_path",
+            problem = "policy has a KL of 0 to the policy on the same prompts: give the teacher its own by"
+            remedy = (
+                "data.teacher_system_prompt or the column teacher_prompt; a folder of that name is ./policy"
             )
+            raise ConfigurationError(f"{problem} {remedy}", key="reference_path")
         if self.teacher is None:
             length = int(rollout.attention_mask.sum(1).max())
             name = "the reference" if self.second is None else self.second.path

@@ -27,9 +27,6 @@ def begin(memory: EstimatorMemory, vocabulary_size: int, policy_path: str | None
         memory: The memory; one whose estimator has no token values of rewards takes none.
         vocabulary_size: V, see `Pair`.
         policy_path: The warm start, which may have fitted token values to rewards; None for none.
-
-    Raises:
-        ConfigurationError: If the checkpoint does not exist, or the values are damaged.
     """
     memory.vocabulary_size = vocabulary_size
     if memory.estimator.token_values_predict == "rewards" and policy_path is not None:
@@ -113,17 +110,10 @@ def policy_loss(
         token_values: Those with which the rollout was weighted, shape [V]; None without.
         stats: Their statistics with a graph, which spare another forward pass of the policy.
     """
-    if stats is None and estimator.is_fusable:
+    if stats is None and estimator.is_fusable and scorer.fuses:
         clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-        return scorer.loss(
-            rollout,
-            reference_states,
-            weights,
-            behaviour_logprobs,
-            clip_range,
-            token_values,
-            estimator.topk,
-        )
+        settings = behaviour_logprobs, clip_range, token_values, estimator.topk
+        return scorer.loss(rollout, reference_states, weights, *settings)
     if stats is None:
         stats = scorer.stats(rollout, reference_states, token_values, estimator.topk)
     return checked_loss(

@@ -41,8 +41,7 @@ def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
     Args:
         name: A name for the result, with which the file's name begins.
         key: Everything the result depends on, as plain numbers, strings, lists and dictionaries.
-        compute: Computes the result, of tensors, numbers, strings, lists and tuples; called if the file does
-            not exist or cannot be read in a process of the run.
+        compute: Gives tensors, numbers, strings, lists and tuples; called if a process cannot read the file.
     """
     path = default_folder() / f"{name}-{_digest([FORMAT, key])[:32]}.pt"
     found: list[T] = []

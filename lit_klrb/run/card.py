@@ -20,12 +20,8 @@ MAX_SUMMARY, MAX_CELL = 1_000_000, 500
 def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> str:
     """The card of a checkpoint's policy, as Markdown with the metadata that the hub reads.
 
-    Names and paths come from the checkpoint, which others may have written: they are shown as text.
-
-    Args:
-        checkpoint: The checkpoint's content.
-        run: The run directory of the checkpoint, whose summary is quoted if it is that of these weights.
-        weights_sha256: Digest of the trained weights, `lit_klrb.run.checkpoints.digest`.
+    Names and paths come from the checkpoint, which others may have written: they are shown as text. The
+    summary of the run directory is quoted if it is that of these weights.
     """
     settings = _mapping(_mapping(checkpoint.get(RUN_KEY)).get("settings"))
     model, kl = _mapping(settings.get("model")), _mapping(settings.get("kl"))
@@ -58,6 +54,8 @@ def imported_card(facts: dict[str, Any], licence: Any) -> str:
     named = isinstance(licence, str) and re.fullmatch(r"[a-z][a-z0-9.-]{0,40}", licence) is not None
     text = (
         "# Model from a GGUF file\n\nThese weights are those of the file, as floating-point numbers. If the "
+    )
+    text += (
         "file is quantised, this is\nnot the original model: do not compare its scores with published ones."
     )
     return _card({"license": licence} if named and yaml.safe_load(licence) == licence else {}, text, facts)

@@ -23,9 +23,6 @@ class RunDirectory:
 
     A directory belongs to a run if it has the file `run.json` with the run's id. A new run renames the
     directory of an earlier one. A resumed run continues in its own directory, or in a new one.
-
-    Args:
-        path: The directory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -64,18 +61,13 @@ class RunDirectory:
 
         Args:
             resumed: The id of the run to resume; None for a new run.
-
-        Raises:
-            ConfigurationError: If another process writes to it, if it belongs to another run than `resumed`
-                or to a published cell of a sweep, or if it has other files that a run would overwrite.
         """
         with refusing(f"{self.path} is a link to itself", OSError, RuntimeError, key=KEY):
             root = self.path.resolve()
         # A sweep empties the directory of a published cell before it runs the cell again
         if published_result(root) is not None and any((root / name).exists() for name in schema.OWN):
-            raise ConfigurationError(
-                f"{root} is a published cell of the sweep in {root.parent.parent}; name another one", key=KEY
-            )
+            problem = f"{root} is a published cell of the sweep in {root.parent.parent}; name another one"
+            raise ConfigurationError(problem, key=KEY)
         self._take(root)
         found = run_id(root)
         if found is not None and resumed is None:
@@ -87,11 +79,8 @@ class RunDirectory:
             found = None
         if found is None:
             if taken := [name for name in schema.OWN if (root / name).exists()]:
-                raise ConfigurationError(
-                    f"{root} has {', '.join(taken)} but does not belong to a run (no {schema.RUN}); name "
-                    "another one",
-                    key=KEY,
-                )
+                problem = f"has {', '.join(taken)} but does not belong to a run (no {schema.RUN})"
+                raise ConfigurationError(f"{root} {problem}; name another one", key=KEY)
             self._new = self._new or [root / name for name in (*schema.OWN, LOCK)]
             self.run_id = resumed or secrets.token_hex(8)
             write_output(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
@@ -99,11 +88,8 @@ class RunDirectory:
             self.run_id = found
             remove_unfinished(root)
         else:
-            raise ConfigurationError(
-                f"{self.path} belongs to another run than ckpt_path; resume it in its own directory, or in "
-                "a new one",
-                key=KEY,
-            )
+            problem = f"{self.path} belongs to another run than ckpt_path"
+            raise ConfigurationError(f"{problem}; resume it in its own directory, or in a new one", key=KEY)
 
     def abandon(self) -> None:
         """Undo `begin`, for a run that failed before its first step."""
@@ -119,9 +105,8 @@ class RunDirectory:
 
     def _take(self, root: Path) -> None:
         """Create the directory if necessary, and lock it until `__exit__` or the end of the process."""
-        busy = ConfigurationError(
-            f"another run is writing to {self.path}; wait for its end, or name another directory", key=KEY
-        )
+        problem = f"another run is writing to {self.path}; wait for its end, or name another directory"
+        busy = ConfigurationError(problem, key=KEY)
         with refusing(f"cannot write to {self.path}", OSError, key=KEY):
             if not root.exists():
                 root.mkdir(parents=True)
@@ -144,11 +129,9 @@ class RunDirectory:
     def _set_aside(self, root: Path) -> None:
         """Rename the directory of an earlier run, and create a new one."""
         if Path.cwd().resolve().is_relative_to(root):
-            raise ConfigurationError(
-                f"{self.path} contains a run and is the current directory; start a new run from another "
-                "directory, or resume this one with --ckpt_path",
-                key=KEY,
-            )
+            problem = f"{self.path} contains a run and is the current directory"
+            remedy = "start a new run from another directory, or resume this one with --ckpt_path"
+            raise ConfigurationError(f"{problem}; {remedy}", key=KEY)
         number = 1
         while (kept := root.with_name(f"{root.name}.{number}")).exists():
             number += 1
@@ -159,11 +142,7 @@ class RunDirectory:
 
 
 def check_named(path: str | None) -> None:
-    """Check that a run directory is named; an empty path would be the current directory.
-
-    Raises:
-        ConfigurationError: If the path is empty, blank or None, or not one of this machine.
-    """
+    """Check that a run directory is named; an empty path would be the current directory."""
     if path is None or not str(path).strip():
         shown = "null" if path is None else repr(str(path))
         raise ConfigurationError(f"must name a directory, such as runs/mine, got {shown}", key=KEY)
@@ -184,7 +163,5 @@ def published_result(root: Path) -> Path | None:
 
 def next_attempt(root: Path) -> int:
     """The number of the next attempt at this run."""
-    names = (path.name for path in (root / schema.METRICS_DIR).glob("attempt_*"))
-    return 1 + max(
-        (int(found[1]) for name in names if (found := re.fullmatch(r"attempt_(\d+)", name))), default=-1
-    )
+    names = (path.name.removeprefix("attempt_") for path in (root / schema.METRICS_DIR).glob("attempt_*"))
+    return 1 + max((int(name) for name in names if re.fullmatch(r"\d+", name)), default=-1)

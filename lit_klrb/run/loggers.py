@@ -19,9 +19,6 @@ class MetricsLogger(Logger):
 
     After a power failure at most the last line is incomplete; readers drop a line without a newline. If a new
     metric appears, which happens only in the first few rows, the file is rewritten with another column.
-
-    Args:
-        folder: The folder of metrics.csv; a new one for each attempt at a run.
     """
 
     def __init__(self, folder: Path) -> None:

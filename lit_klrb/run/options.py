@@ -21,12 +21,9 @@ class Rule(NamedTuple):
 def _names_devices(value: Any) -> bool:
     """Whether a number or a list of devices, maybe as text, names one at least."""
     if isinstance(value, str):
-        return value == "auto" or (value.strip() not in ("0", "") and _is_list(value))
+        is_list = re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", value) is not None
+        return value == "auto" or (value.strip() not in ("0", "") and is_list)
     return value is None or (value == -1 or value > 0 if isinstance(value, int) else bool(value))
-
-
-def _is_list(text: str) -> bool:
-    return re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", text) is not None
 
 
 def _is_time(value: Any) -> bool:
@@ -93,9 +90,6 @@ RULES = {
 
 def check_training_options(options: Mapping[str, Any]) -> None:
     """Check options of the trainer.
-
-    Raises:
-        ConfigurationError: If one is not allowed; names the option, the allowed values and its value.
 
     Example:
         >>> check_training_options({"max_steps": 5, "limit_train_batches": 1.0})

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_klrb.errors import ConfigurationError, concerning
+from lit_klrb.files import sha256
 from lit_klrb.run.checkpoints import read
 from lit_klrb.run.resumable import check_resumable
 
@@ -51,9 +52,6 @@ def run_of(path: str) -> Settings:
     """The id and the `record` of the run of a checkpoint.
 
     A checkpoint without them, saved by a user's own trainer, has at least the arguments of its module.
-
-    Raises:
-        ConfigurationError: If it is damaged, no checkpoint, or lacks what resuming needs.
     """
     with concerning(path, key="ckpt_path"):
         checkpoint = read(Path(path), mmap=True)
@@ -70,28 +68,20 @@ def run_of(path: str) -> Settings:
 
 
 def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
-    """Check that a run is resumed with the settings it was started with.
-
-    Raises:
-        ConfigurationError: If a setting differs; names the key, both values, and an alternative.
-    """
+    """Check that a run is resumed with the settings it was started with."""
     old, new = dict(leaves(saved["settings"])), dict(leaves(wanted["settings"]))
-    alternative = (
-        "--ckpt_path resumes the same run only; to start another from its policy use "
-        f"--model.init_args.policy_path {path}"
-    )
+    only = "--ckpt_path resumes the same run only; to start another from its policy use"
+    alternative = f"{only} --model.init_args.policy_path {path}"
     # A key that only one of them has belongs to another version, or to a class that differs.
     for key in (key for key in old if key in new):
         contents = saved["contents"].get(key), wanted["contents"].get(key)
-        if None not in contents:
-            if contents[0] != contents[1]:
-                raise ConfigurationError(
-                    f"{new[key]} has changed since the run of {path} was started; {alternative}", key=key
-                )
-        elif old[key] != new[key] and (reason := _objection(key, old, new)) is not None:
-            raise ConfigurationError(
-                f"{path} was trained with {old[key]}, not {new[key]}{reason}; {alternative}", key=key
-            )
+        problem = None
+        if None not in contents and contents[0] != contents[1]:
+            problem = f"{new[key]} has changed since the run of {path} was started"
+        elif None in contents and old[key] != new[key] and (why := _objection(key, old, new)) is not None:
+            problem = f"{path} was trained with {old[key]}, not {new[key]}{why}"
+        if problem is not None:
+            raise ConfigurationError(f"{problem}; {alternative}", key=key)
 
 
 def leaves(settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -124,8 +114,7 @@ def _content_of(value: Any) -> Any:
 def _content(path: Path) -> str:
     """SHA-256 of a file, or of the names and files of a folder."""
     if path.is_file():
-        with path.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return sha256(path)
     result = hashlib.sha256()
     for file in sorted(file for file in path.rglob("*") if file.is_file()):
         result.update(f"{file.relative_to(path)}\0{_content(file)}\0".encode())

@@ -20,11 +20,7 @@ from lit_klrb.seeding import derive_seed
 
 
 def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
-    """Check that the module has rollouts and the command trains.
-
-    Raises:
-        ConfigurationError: If not, or the policy is sharded; names the callback and the module.
-    """
+    """Check that the module has rollouts and the command trains."""
     name = f"trainer.callbacks: {type(callback).__name__}"
     if not isinstance(module, OnPolicyModule):
         raise ConfigurationError(f"{name} measures rollouts, but {type(module).__name__} has none")
@@ -50,9 +46,8 @@ class PolicyStudy(L.Callback, ABC):
 
     def __init__(self, at: Sequence[float]) -> None:
         if not at or not all(0 <= fraction <= 1 for fraction in at):
-            raise ConfigurationError(
-                f"{type(self).__name__}: at takes fractions of the run in [0, 1], got {at}"
-            )
+            problem = f"at takes fractions of the run in [0, 1], got {at}"
+            raise ConfigurationError(f"{type(self).__name__}: {problem}")
         self.at = sorted(at)
         self._due: list[int] = []
 
@@ -96,27 +91,17 @@ class PolicyStudy(L.Callback, ABC):
             return
         before = json.loads(path.read_text())["snapshots"] if path.exists() else []
         snapshots = [*(earlier for earlier in before if earlier["step"] < step), snapshot]
-        write_atomically(
-            path, json.dumps({"schema": schema.STUDY_SCHEMA, **self.design, "snapshots": snapshots}) + "\n"
-        )
+        artifact = {"schema": schema.STUDY_SCHEMA, **self.design, "snapshots": snapshots}
+        write_atomically(path, json.dumps(artifact) + "\n")
 
     def check_prompts(self, found: int, batches: int, size: int) -> None:
-        """Check that there are so many training prompts.
-
-        Raises:
-            ConfigurationError: If there are fewer.
-        """
+        """Check that there are so many training prompts."""
         if batches * size > found:
-            raise ConfigurationError(
-                f"{type(self).__name__}: needs {batches} × {size} training prompts, got {found}"
-            )
+            needs = f"needs {batches} × {size} training prompts, got {found}"
+            raise ConfigurationError(f"{type(self).__name__}: {needs}")
 
     def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
-        """Batches of distinct training prompts, the same at every snapshot.
-
-        Raises:
-            ConfigurationError: If there are fewer training prompts.
-        """
+        """Batches of distinct training prompts, the same at every snapshot."""
         loader: Any = trainer.train_dataloader
         self.check_prompts(len(loader.dataset), batches, size)
         generator = torch.Generator().manual_seed(derive_seed(module.seed, self.name, "prompts"))

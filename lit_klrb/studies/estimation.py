@@ -108,12 +108,8 @@ class PairEstimationStudy(PairStudy[ModelPair]):
     @property
     def design(self) -> dict[str, Any]:
         """Numbers of prompts and completions, and what an analysis needs to know."""
-        return {
-            "prompts": self.prompts,
-            "completions": self.completions,
-            "group_sizes": list(self.group_sizes),
-            "tolerance": self.tolerance,
-        }
+        counts = {"prompts": self.prompts, "completions": self.completions}
+        return {**counts, "group_sizes": list(self.group_sizes), "tolerance": self.tolerance}
 
     def snapshot(self, pair: ModelPair, seed: int) -> dict[str, Any]:
         """The estimates, the mass of the reference, seconds, and the exact KL or an independent estimate."""
@@ -136,18 +132,12 @@ class PairEstimationStudy(PairStudy[ModelPair]):
         stats = stats.masked(mask)
         log_ratio = (stats.logprobs - stats.ref_logprobs).sum(1).view(self.prompts, -1)
         error = log_ratio.std(1) / self.independent**0.5
-        return {
-            **found,
-            "independent": {"mean": rounded(log_ratio.mean(1), 6), "standard_error": rounded(error, 6)},
-        }
+        independent = {"mean": rounded(log_ratio.mean(1), 6), "standard_error": rounded(error, 6)}
+        return {**found, "independent": independent}
 
 
 def check_group_sizes(completions: int, group_sizes: Sequence[int]) -> None:
-    """Check that groups of each size divide the completions of a prompt.
-
-    Raises:
-        ConfigurationError: If not.
-    """
+    """Check that groups of each size divide the completions of a prompt."""
     if not group_sizes or any(size < 1 or completions % size for size in group_sizes):
         raise ConfigurationError(
             f"completions={completions} must be a multiple of every number in group_sizes={list(group_sizes)}"
@@ -157,14 +147,7 @@ def check_group_sizes(completions: int, group_sizes: Sequence[int]) -> None:
 def estimates(
     stats: TokenStats, mask: Tensor, tokens: Tensor, completions: int, group_sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """All KL estimates on the same completions, as in the artifacts.
-
-    Args:
-        stats: Statistics of the completions, fields [B, T], prompt-major.
-        mask: True on completion tokens, shape [B, T].
-        tokens: Token ids, shape [B, T].
-        completions: Completions per prompt.
-        group_sizes: Numbers of completions (M) per Horvitz-Thompson estimate.
+    """All KL estimates on the same completions, as in the artifacts: see `kl_values`.
 
     Returns:
         `values`, estimate -> one number per completion, [P, completions]; `horvitz_thompson`, M -> one
@@ -173,12 +156,9 @@ def estimates(
     values = kl_values(stats, mask, tokens, group_size=completions)
     del values["ht"]
     logprobs = stats.masked(mask).logprobs.sum(-1)
-    by_size = {
-        str(size): horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
-        for size in group_sizes
-    }
-    prompts = len(mask) // completions
-    return {
-        "values": {name: rounded(value, 6) for name, value in values.items()},
-        "horvitz_thompson": {size: rounded(value.view(prompts, -1), 6) for size, value in by_size.items()},
-    }
+    by_size = {}
+    for size in group_sizes:
+        found = horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
+        by_size[str(size)] = rounded(found.view(len(mask) // completions, -1), 6)
+    by_name = {name: rounded(value, 6) for name, value in values.items()}
+    return {"values": by_name, "horvitz_thompson": by_size}

@@ -158,26 +158,17 @@ def all_gradients(
 def memories_after(
     task: Task, estimators: Sequence[KLEstimator], batches: Sequence[Batch], seed: int
 ) -> list[EstimatorMemory]:
-    """A memory of each estimator, of its warm start and of rollouts of the policy.
+    """A memory of each estimator, of its warm start and of the policy's rollouts on batches of prompts.
 
-    Args:
-        task: What is sampled and weighted.
-        estimators: The estimators.
-        batches: Prompts of the rollouts; without any, the training's own estimator has the training's memory.
-        seed: Seed of the study.
-
-    Raises:
-        ConfigurationError: If an estimator would have no token values, and thereby be another one.
+    Without any, the training's own estimator has the training's memory, and estimators that would have no
+    token values, and thereby be others, are refused.
     """
     trained, path = task.memory, task.policy_path if batches else None
     memories = [EstimatorMemory(estimator) for estimator in estimators]
     for memory in memories:
         begin(memory, task.pair.vocabulary_size, path)
     if not batches:
-        memories = [
-            trained if trained is not None and trained.estimator == memory.estimator else memory
-            for memory in memories
-        ]
+        memories = [trained if trained and trained.estimator == m.estimator else m for m in memories]
         needing = [m.estimator for m in memories if m is not trained and m.estimator.needs_token_values]
         if needing:
             raise ConfigurationError(
@@ -186,26 +177,22 @@ def memories_after(
                 key="earlier_rollouts",
             )
     for index, batch in enumerate(batches):
+        address = derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index)
         with torch.no_grad():
-            address = derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index)
-            for _ in weighted(task, memories, batch, address, observe=True):
-                pass
+            list(weighted(task, memories, batch, address, observe=True))
     return memories
 
 
 def batch_gradients(task: Task, batch: Batch, memories: Sequence[EstimatorMemory], seed: int) -> Tensor:
-    """Gradients on the completions of a batch: of the reward, then under each estimator.
+    """Gradients on the completions of a batch, shape [1 + E, parameters].
 
-    Returns:
-        Shape [1 + E, parameters].
+    The first is that of the reward, the others those under each estimator.
     """
-    everything = [EstimatorMemory(NoKL()), *memories]
-    return torch.stack(
-        [
-            policy_gradient(task.pair.policy, task.beta, memory.estimator, stats, mask, weights)
-            for memory, stats, mask, weights in weighted(task, everything, batch, seed)
-        ]
-    )
+    everything, gradients = [EstimatorMemory(NoKL()), *memories], []
+    for memory, stats, mask, weights in weighted(task, everything, batch, seed):
+        rollout = stats, mask, weights
+        gradients.append(policy_gradient(task.pair.policy, task.beta, memory.estimator, *rollout))
+    return torch.stack(gradients)
 
 
 def policy_gradient(
@@ -218,13 +205,7 @@ def policy_gradient(
 ) -> Tensor:
     """Gradient of an estimator's loss with respect to the trained parameters, shape [parameters].
 
-    Args:
-        policy: The policy.
-        beta: Weight of the KL.
-        estimator: The estimator.
-        stats: Statistics of B sequences under the policy, differentiable; their graph is retained.
-        mask: True on completion tokens, shape [B, T].
-        weights: The estimator's weights for these sequences.
+    The graph of the statistics is retained, for other estimators.
     """
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     loss = estimator.loss(stats, mask, weights, beta=beta)
@@ -273,9 +254,6 @@ def _suitable(
 
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows, shape [n, n], in float64.
-
-    Args:
-        gradients: Shape [n, parameters].
 
     Example:
         >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]])).tolist()

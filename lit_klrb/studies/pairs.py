@@ -134,10 +134,8 @@ class CheckpointPair(ModelPair):
             reference = Loaded.of("reference_path", str(self.reference_path))
             freeze(reference.model.to(self.device))  # type: ignore[arg-type]
         policy.model.to(self.device).eval()  # type: ignore[arg-type]
-        itself = self.reference_path == ITSELF
-        return Pair(
-            policy, reference, temperature=self.temperature, itself=itself, stop_at_eos=self.stop_at_eos
-        )
+        itself, ends = self.reference_path == ITSELF, self.stop_at_eos
+        return Pair(policy, reference, temperature=self.temperature, itself=itself, stop_at_eos=ends)
 
     def load_reward(self) -> Reward:
         """The reward, which only gradients need."""
@@ -146,22 +144,15 @@ class CheckpointPair(ModelPair):
         return TrainingReward(reward, lambda: (TrainerState(0, 0), False))
 
     def batches(self, pair: Pair, number: int, size: int) -> list[Batch]:
-        """Batches of distinct prompts, the same for every seed.
-
-        Args:
-            pair: Provides tokenizer and device.
-            number: Number of batches.
-            size: Prompts per batch.
+        """Batches of distinct prompts, the same for every seed, on the device of the pair.
 
         Raises:
-            ConfigurationError: If the source has fewer reviews.
+            ConfigurationError: If the source has fewer rows.
         """
         rows = load_rows(Source(self.source, "prompts"), self.split, size=number * size)
         if len(rows) < number * size:
-            raise ConfigurationError(
-                f"the {self.split} split of {self.source} has {len(rows)} rows, {number * size} needed",
-                key="source",
-            )
+            has = f"the {self.split} split of {self.source} has {len(rows)} rows"
+            raise ConfigurationError(f"{has}, {number * size} needed", key="source")
         prompts = read_prompts(rows, pair.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
         padded = (
             prompt_batch(prompts[first : first + size], pair.tokenizer.pad_token_id)
@@ -188,15 +179,10 @@ def sample_completions(
     watch = Stopwatch(running=timed)
     rollouts, parts = [], []
     for first in range(0, len(batch["tokens"]), _PROMPTS_PER_PASS):
-        some = {
-            name: value[first : first + _PROMPTS_PER_PASS]
-            for name, value in batch.items()
-            if isinstance(value, Tensor)
-        }
+        rows, before = slice(first, first + _PROMPTS_PER_PASS), first * sampling.completions_per_prompt
+        some = {name: value[rows] for name, value in batch.items() if isinstance(value, Tensor)}
         with watch("sampling"):
-            rollout = pair.sample(
-                some, sampling, seed=seed, rows_before=first * sampling.completions_per_prompt
-            )
+            rollout = pair.sample(some, sampling, seed=seed, rows_before=before)
         if timed:
             with watch("logprobs"), pair.reading_reference() as reference:
                 for model in (pair.policy, reference):

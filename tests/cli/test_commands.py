@@ -6,10 +6,8 @@ import json
 import pytest
 import torch
 from runs import equal, rows_of, weights_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_klrb.cli.main import main
-from lit_klrb.modules import RLOOModule
 
 
 def final_of(run):
@@ -75,18 +73,6 @@ def test_evaluation_commands_print_the_common_evaluation(chain, capsys, command,
     assert not (tmp_path / "run").exists()
 
 
-def test_an_export_is_the_policy_for_transformers(chain, tmp_path):
-    folder = tmp_path / "policy"
-    argv = ["export", "--ckpt_path", chain.checkpoint("rloo"), "--output_dir", str(folder)]
-    assert main(argv) == 0
-    exported, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    module = RLOOModule.load_from_checkpoint(chain.checkpoint("rloo"))
-    tokens = tokenizer("What a marvelous thriller!", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        assert torch.equal(exported(tokens).logits, module.policy.eval()(tokens).logits)
-    assert tokenizer.get_vocab() == module.tokenizer.get_vocab()
-
-
 def test_a_folder_and_a_checkpoint_start_the_same_run(chain, tmp_path):
     folder = tmp_path / "dpo"
     assert main(["export", "--ckpt_path", chain.checkpoint("dpo"), "--output_dir", str(folder)]) == 0
@@ -119,16 +105,6 @@ def test_a_diverged_run_is_recorded_as_such(chain, tmp_path, capsys):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["state"] == "diverged"
     assert summary["final"] == {}
-
-
-def test_accumulation_splits_the_rollout_and_not_the_gradient(chain, tmp_path):
-    """The leave-one-out baseline and the weights do not depend on the split of the rollout."""
-    for parts in (1, 2, 4):
-        extra = ["--trainer.accumulate_grad_batches", str(parts), "--trainer.limit_val_batches", "0"]
-        assert chain.run("fit", "rloo", *extra, run=tmp_path / str(parts)) == 0
-    whole, *others = (weights_of(tmp_path / str(parts)) for parts in (1, 2, 4))
-    for other in others:
-        assert all(torch.allclose(whole[key], other[key], atol=2e-5) for key in whole)
 
 
 def test_an_error_that_one_prompt_cannot_give_is_null(chain, tmp_path):

@@ -35,7 +35,8 @@ def test_what_is_suggested_for_an_option_of_the_trainer_is_not_refused():
     for name in ("epochs", "epoch", "num_epochs", "max_epoch", "n_epochs", "me"):
         assert suggestion(f"trainer.{name}", known) == " (did you mean trainer.max_steps?)", name
     words = {word for key in known for word in key.removeprefix("trainer.").split("_")}
-    never = {f"trainer.{name}" for name, rule in RULES.items() if not any(map(rule.allows, (1, 3, 1.0, 0)))}
+    values = (1, 3, 1.0, 0, "00:01:30:00")
+    never = {f"trainer.{name}" for name, rule in RULES.items() if not any(map(rule.allows, values))}
     assert "trainer.max_epochs" in never
     for word in ("steps", *words):
         assert not any(f" {name}?" in suggestion(f"trainer.{word}", known) for name in never), word

@@ -27,9 +27,3 @@ def test_it_needs_no_other_option(chain, tmp_path, stage, option, made_by):
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]
     assert written["classifier_config" if stage == "reward" else "policy_config"] is None
     assert written[option.removeprefix("init_args.")] == chain.checkpoint(made_by)
-
-
-def test_options_for_both_are_refused(chain, tmp_path, capsys):
-    both = ["--model.policy_path", chain.checkpoint("dpo"), "--model.policy_config.n_layer", "2"]
-    assert chain.run("fit", "sft", *both, run=tmp_path / "run") == 2
-    assert "give either policy_config (fresh weights) or policy_path" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from lit_klrb.models.loading import load_model, load_tokenizer
 from lit_klrb.rewards import load_reward
 
 PROMPTS = ["The film", "What a", "I saw this thriller", "The film", "The acting was superb"]
-CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 64}
 
 
 def write(path, rows):

@@ -9,31 +9,10 @@ from functools import cache
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from runs import assert_same_run, differences, equal, trained, weights_of, with_callback
+from runs import StopAt, Stopped, assert_same_run, differences, equal, trained, weights_of, with_callback
 
 from lit_klrb.callbacks import RunCheckpoint
 from lit_klrb.cli import lightning as cli
-
-
-class Stopped(Exception):
-    """Stands for a kill."""
-
-
-class StopAt(Callback):
-    """Ends the run after a number of batches, or during a validation."""
-
-    def __init__(self, batches, in_validation=False):
-        self.batches, self.in_validation, self.seen = batches, in_validation, 0
-
-    def on_train_batch_end(self, *_):
-        self.seen += 1
-        if self.seen == self.batches and not self.in_validation:
-            raise Stopped
-
-    def on_validation_batch_start(self, trainer, *_):
-        if self.in_validation and not trainer.sanity_checking and self.seen >= self.batches:
-            raise Stopped
-
 
 EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
 FOUR_STEPS_A_ROLLOUT = ["--model.mini_batches", "2", "--trainer.max_steps", "10"]

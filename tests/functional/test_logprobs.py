@@ -164,7 +164,7 @@ def test_completions_of_one_token_and_of_none(estimator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": 0.0}, "temperature: must be positive, got 0.0"),
+        ({"temperature": 0.0}, "temperature: must be positive and finite, got 0.0"),
         ({"tokens": torch.zeros(2, 2, dtype=torch.long)}, "must have shapes"),
     ],
 )

@@ -9,9 +9,6 @@ from runs import logged
 from lit_klrb.cli.check import AT_FIRST, check
 from lit_klrb.cli.main import main
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
-from lit_klrb.modules import DistillModule
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("estimator", [None, "RaoBlackwell", "RaoBlackwellSequence"])
@@ -69,11 +66,6 @@ def test_a_check_has_the_default_of_the_module(chain):
     answer = check(chain.commands.argv("fit", "distill"))
     assert answer["estimator"]["name"] == WITHOUT_REWARD.__name__
     assert answer["estimator"]["biased"] == AT_FIRST
-
-
-def test_a_student_is_fresh_or_given_and_not_both():
-    with pytest.raises(ValueError, match=r"give either policy_config \(fresh weights\) or policy_path"):
-        DistillModule(reference_path="x")
 
 
 def test_a_reward_is_measured_and_not_trained_with(chain, tmp_path):

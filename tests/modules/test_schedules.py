@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.schedules import scheduled
+from lit_klrb.modules.schedules import share
 from lit_klrb.run.options import check_training_options
 
 
@@ -27,7 +29,8 @@ def test_rates_and_states_are_those_of_transformers(schedule, warmup):
         return found, scheduler.state_dict()
 
     theirs = "constant_with_warmup" if schedule == "constant" else schedule
-    ours = rates(lambda optimizer: scheduled(optimizer, schedule, warmup, 10))
+    share_of = partial(share, schedule=schedule, warmup_steps=warmup, max_steps=10)
+    ours = rates(lambda optimizer: LambdaLR(optimizer, share_of))
     expected = rates(lambda optimizer: get_scheduler(theirs, optimizer, warmup, 10))
     assert ours[0] == pytest.approx(expected[0], abs=1e-15)
     assert ours[1].keys() == expected[1].keys()

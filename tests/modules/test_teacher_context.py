@@ -6,8 +6,7 @@ import re
 import pytest
 import torch
 from chat_tokenizer import by_hand, chat_tokenizer, message
-from lightning.pytorch.callbacks import Callback
-from runs import assert_same_run, with_callback
+from runs import StopAt, Stopped, assert_same_run, with_callback
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
@@ -137,23 +136,15 @@ def test_a_column_has_what_each_teacher_reads(distill, folder, tmp_path, capsys)
     assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
 
 
-class Stopped(Exception):
-    """Stands for a kill."""
-
-
 @pytest.mark.parametrize(("teacher", "steps_per_rollout"), [("other", "2"), ("policy", "1")])
 def test_a_resumed_run_is_the_same_bit_for_bit(distill, tmp_path, monkeypatch, teacher, steps_per_rollout):
     extra = ["--data.teacher_system_prompt", "Lie", "--checkpoint.every_n_train_steps", "1"]
     extra += ["--model.mini_batches", steps_per_rollout, "--kl.estimator.off_policy", "prefix"]
     assert distill(*extra, teacher=teacher) == 0
 
-    class StopAt(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if batch_idx == 2:  # with two steps per rollout, the second is made after resuming
-                raise Stopped
-
     with monkeypatch.context() as patched:
-        with_callback(patched, StopAt(), last=True)
+        # With two steps per rollout, the second is made after resuming
+        with_callback(patched, StopAt(3), last=True)
         with pytest.raises(Stopped):
             distill(*extra, teacher=teacher, where="stopped")
     checkpoint = str(tmp_path / "stopped" / "checkpoints" / "last.ckpt")

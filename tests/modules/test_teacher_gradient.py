@@ -13,6 +13,7 @@ from lit_klrb.models.adapters import add_adapter
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules import DistillModule
 from lit_klrb.rollouts.pair import Loaded, Pair
+from lit_klrb.rollouts.step import policy_loss
 
 END, VOCABULARY, LENGTH = 0, 3, 2
 # All completions of at most two tokens.
@@ -117,8 +118,11 @@ def expected_gradients(estimator, module, tiled):
     rewards = torch.zeros(len(rollout.mask), dtype=torch.float64)
     weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=1.0, group_size=2)
     weighted = LossWeights(*weights).map(lambda rows: rows * probability)
+    own = stats.logprobs.detach()
     losses = [
-        module.pair.scorer.loss(rollout, states, weighted, topk=estimator.topk),
+        policy_loss(
+            module.pair.scorer, estimator, rollout, states, weighted, beta=1.0, behaviour_logprobs=own
+        ),
         estimator.loss(stats, rollout.mask, weighted),
     ]
     parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]

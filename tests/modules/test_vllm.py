@@ -119,11 +119,6 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     assert torch.equal(again.tokens, theirs.tokens)
 
 
-def test_without_vllm_one_line_says_so(chain, tmp_path, capsys):
-    assert chain.run("fit", "rloo", *VLLM, run=tmp_path / "run") == 2
-    assert "rollout_backend: vllm is not installed; pip install 'lit-klrb[vllm]'" in capsys.readouterr().err
-
-
 def test_what_does_not_start_is_one_line_before_the_evaluation(chain, tmp_path, vllm, monkeypatch, capsys):
     def fails(*_, **__):
         raise RuntimeError("no memory\nfor the cache")

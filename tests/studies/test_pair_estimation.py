@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from lit_klrb.cli import study
 from lit_klrb.cli.main import main
-from lit_klrb.cli.study import _Parts
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
 from lit_klrb.studies import CheckpointPair, PairEstimationStudy
 from replication.studies import EnumerablePair
@@ -89,16 +89,16 @@ def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, m
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     argv = ["study", "--config", str(tmp_path / "config.yaml")]
     measured = []
-    result = _Parts.result
+    result = study._result
 
-    def stops_in_the_second(self, name, run):
+    def stops_in_the_second(folder, name, run):
         measured.append(name)
         if len(measured) == 2:
             raise KeyboardInterrupt
-        return result(self, name, run)
+        return result(folder, name, run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Parts, "result", stops_in_the_second)
+        patched.setattr(study, "_result", stops_in_the_second)
         with pytest.raises(KeyboardInterrupt):
             main(argv)
     taken = []

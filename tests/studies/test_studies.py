@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from runs import weights_of
+from runs import StopAt, Stopped, weights_of, with_callback
 from single_steps import attached
 
 from lit_klrb.errors import ConfigurationError
@@ -49,20 +49,11 @@ def test_a_study_leaves_the_training_as_it_is(chain, studied):
     assert all(torch.equal(alone[key], beside[key]) for key in alone)
 
 
-class StoppedError(Exception):
-    """Stands for a kill."""
-
-
-def stop_at_the_fifth_batch(self, trainer, module, outputs, batch, batch_idx):
-    if batch_idx == 4:
-        raise StoppedError
-
-
 def test_a_resumed_run_has_the_same_artifacts(chain, studied, tmp_path, monkeypatch):
     extra = [*NOISE, "--trainer.callbacks.prompts_per_batch=2", *VALUES, "--checkpoint.every_n_train_steps=1"]
     with monkeypatch.context() as patched:
-        patched.setattr(EstimationStudy, "on_train_batch_end", stop_at_the_fifth_batch)
-        with pytest.raises(StoppedError):
+        with_callback(patched, StopAt(5), last=True)
+        with pytest.raises(Stopped):
             chain.run("fit", "rloo", *extra, run=tmp_path)
     assert len(artifact(tmp_path, "gradient_noise")["snapshots"]) == 2
     last = str(tmp_path / "checkpoints" / "last.ckpt")
@@ -162,18 +153,6 @@ def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, t
     found, expected = (memory.state_dict()["token_values"] for memory in (memories[0], module.memory))
     assert expected["prior"].any()
     torch.testing.assert_close(found, expected)
-
-
-def scored(module, batch, values, *address):
-    """A rollout of the study, with its statistics and rewards."""
-    seed = derive_seed(module.seed, "gradient_noise", *address)
-    rollout = module.pair.sample(batch, module.sampling, seed=seed)
-    states = module.pair.scorer.reference_states(rollout)
-    return (
-        rollout,
-        module.pair.scorer.stats(rollout, states, values.table),
-        module.pair.rewards(module.reward, rollout, batch),
-    )
 
 
 def gradient_of(module, batch, study, index):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +44,12 @@ class TabularLM:
 
     def __post_init__(self) -> None:
         if self.logits.ndim != 2 or self.logits.shape[0] < 1 or self.logits.shape[1] < 2:
-            raise ConfigurationError(
-                f"must have shape [contexts, V] with V >= 2, got {list(self.logits.shape)}", key="logits"
-            )
-        if self.max_length < 1:
-            raise ConfigurationError(f"must be at least 1, got {self.max_length}", key="max_length")
+            problem = f"must have shape [contexts, V] with V >= 2, got {list(self.logits.shape)}"
+            raise ConfigurationError(problem, key="logits")
+        check_at_least(1, max_length=self.max_length)
         if not 0 <= self.eos_token_id < self.vocab_size:
-            raise ConfigurationError(
-                f"must be in 0..{self.vocab_size - 1}, got {self.eos_token_id}", key="eos_token_id"
-            )
+            problem = f"must be in 0..{self.vocab_size - 1}, got {self.eos_token_id}"
+            raise ConfigurationError(problem, key="eos_token_id")
 
     @property
     def vocab_size(self) -> int:
@@ -76,7 +73,8 @@ class TabularLM:
             finished.append(torch.cat([extended[is_end], padding], dim=1))
             unfinished = extended[~is_end]
         tokens = torch.cat(finished)
-        return tokens, _completion_mask(tokens, self.eos_token_id)
+        ends = (tokens == self.eos_token_id).long()
+        return tokens, ends.cumsum(-1) - ends == 0  # no EOS before the token
 
     def prefixes(self, tokens: Tensor) -> Tensor:
         """The number of the prefix before each token, shape [N, T]; undefined after EOS."""
@@ -178,11 +176,6 @@ def optimal_policy(reference: TabularLM, reward: Tensor, beta: float) -> Tabular
     unreachable = logits.isneginf().all(-1, keepdim=True)
     logits = torch.where(unreachable, 0, logits)
     return TabularLM(logits, reference.max_length, reference.eos_token_id)
-
-
-def _completion_mask(tokens: Tensor, eos_token_id: int) -> Tensor:
-    ends = (tokens == eos_token_id).long()
-    return ends.cumsum(-1) - ends == 0  # no EOS before this token
 
 
 def _expected_log_ratio(policy: TabularLM, reference: TabularLM) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.functional.logprobs import TopK, full_token_values, warn_infinite_kl
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
@@ -52,11 +52,7 @@ class TiledInputs(NamedTuple):
         token_values: Tensor | None,
         topk: TopK | None,
     ) -> "TiledInputs":
-        """Check the arguments of a tiled operation and select the rows inside the mask.
-
-        Raises:
-            ConfigurationError: If the shapes do not match, or a number is not positive.
-        """
+        """Check the arguments of a tiled operation and select the rows inside the mask."""
         check_positive(temperature=temperature, tile_size=tile_size)
         check_shape("mask", mask, tuple(tokens.shape))
         if topk is not None:
@@ -78,11 +74,6 @@ class TiledInputs(NamedTuple):
         """Slices of the rows, one per tile."""
         return tiles_of(len(self.tokens), self.tile_size)
 
-    @property
-    def is_small(self) -> bool:
-        """Whether the logits of all rows may be retained until the backward pass."""
-        return may_be_retained(len(self.tokens), len(self.policy.weight))
-
     def buffers(self, retain_blocks: bool, shared: bool = True) -> Buffers:
         """Memory for one block of a tile or, if blocks are retained, for the whole vocabulary.
 
@@ -96,10 +87,8 @@ class TiledInputs(NamedTuple):
     def logits(self, rows: slice, block: slice, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of policy and reference for a tile and a block, and memory for the masses."""
         logits, ref_logits, masses = buffers.block(rows.stop - rows.start, block)
-        for head, inputs, out in (
-            (self.policy, self.inputs, logits),
-            (self.reference, self.ref_inputs, ref_logits),
-        ):
+        both = (self.policy, self.inputs, logits), (self.reference, self.ref_inputs, ref_logits)
+        for head, inputs, out in both:
             head.logits(inputs[rows], buffers.precise(head.weight[block]), block, out)
         return logits, ref_logits, masses
 
@@ -132,9 +121,7 @@ class TiledInputs(NamedTuple):
         fields = {
             "logprobs": self.policy.token_logits(self.inputs[rows], tokens) - stats.normaliser,
             "ref_logprobs": self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser,
-            "kl": stats.kl,
-            "entropy": stats.entropy,
-            "forward_kl": stats.forward_kl,
+            **{name: getattr(stats, name) for name in ("kl", "entropy", "forward_kl")},
         }
         if self.token_values is not None and stats.expected_value is not None:
             fields |= {"value": self.token_values[tokens], "expected_value": stats.expected_value}
@@ -198,22 +185,7 @@ def weighted(weights: Tensor, values: Tensor) -> Tensor:
     return torch.where(weights == 0, 0, weights * values)
 
 
-def check_positive(**values: float | None) -> None:
-    """Check that numbers are positive; None is skipped.
-
-    Raises:
-        ConfigurationError: If one is not.
-    """
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ConfigurationError(f"must be positive, got {value}", key=name)
-
-
 def check_shape(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Check the shape of a tensor; None is skipped.
-
-    Raises:
-        ConfigurationError: If the shape differs.
-    """
+    """Check the shape of a tensor; None is skipped."""
     if value is not None and tuple(value.shape) != shape:
         raise ConfigurationError(f"must have shape {list(shape)}, got {list(value.shape)}", key=name)

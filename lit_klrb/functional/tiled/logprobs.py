@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from lit_klrb.errors import check_positive
 from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
 from lit_klrb.functional.tiled.head import Head, HeadGradients
 from lit_klrb.functional.tiled.inputs import (
-    check_positive,
     check_shape,
     default_tile_size,
     may_be_retained,

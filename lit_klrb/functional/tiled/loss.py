@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.functional.tiled.blocks import Buffers
@@ -15,7 +15,6 @@ from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import (
     Pair,
     TiledInputs,
-    check_positive,
     check_shape,
     positions_of,
     rows_of,
@@ -102,19 +101,13 @@ def tiled_policy_loss(
         >>> round(loss.item(), 4), [round(value, 4) for value in head.grad.flatten().tolist()]
         (-0.6311, [0.7779, -0.7779])
     """
-    positions = {
-        "score_weights": score_weights,
-        "kl_weights": kl_weights,
-        "value_weights": value_weights,
-        "behaviour_logprobs": behaviour_logprobs,
-    }
-    for name, values in positions.items():
+    weights = {"score_weights": score_weights, "kl_weights": kl_weights, "value_weights": value_weights}
+    for name, values in (weights | {"behaviour_logprobs": behaviour_logprobs}).items():
         check_shape(name, values, tuple(tokens.shape))
     check_positive(clip_range=clip_range)
     if clip_range is not None and behaviour_logprobs is None:
-        raise ConfigurationError(
-            f"must be None without behaviour_logprobs, got {clip_range}", key="clip_range"
-        )
+        problem = f"must be None without behaviour_logprobs, got {clip_range}"
+        raise ConfigurationError(problem, key="clip_range")
     if (token_values is None) != (value_weights is None):
         raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
@@ -129,9 +122,8 @@ def tiled_policy_loss(
         math.inf if clip_range is None else clip_range,
     )
     leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
-    loss, *fields = _TiledPolicyLoss.apply(  # type: ignore[no-untyped-call]
-        *leaves, tiled, objective, names
-    )
+    apply: Any = _TiledPolicyLoss.apply
+    loss, *fields = apply(*leaves, tiled, objective, names)
     spread = (positions_of(field, tokens, mask) for field in fields)
     return loss, TokenStats(**dict(zip(names, spread, strict=True)))
 
@@ -189,9 +181,8 @@ class _TiledPolicyLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError(
-                "tiled_policy_loss returns its gradients once: compute the loss again for a second backward"
-            )
+            problem = "tiled_policy_loss returns its gradients once"
+            raise RuntimeError(f"{problem}: compute the loss again for a second backward")
         if bool(upstream != 1):
             gradients = tuple(None if g is None else g.mul_(upstream) for g in gradients)
         return *gradients, None, None, None

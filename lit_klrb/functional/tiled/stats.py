@@ -12,6 +12,7 @@ from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import (
     Pair,
     TiledInputs,
+    may_be_retained,
     positions_of,
     rows_of,
     unless_no_grad,
@@ -100,7 +101,8 @@ class _TiledTokenStats(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """The fields; their names are appended to `names`."""
         with torch.autocast(hidden.device.type, enabled=False):
-            tiles = _tiles(tiled) if tiled.is_small and any(ctx.needs_input_grad) else None
+            is_small = may_be_retained(len(tiled.tokens), len(weight))
+            tiles = _tiles(tiled) if is_small and any(ctx.needs_input_grad) else None
             stats, heads = _row_stats(tiled) if tiles is None else _joined(tiles)
             fields = tiled.fields(stats, heads, slice(None))
         tiled.warn_infinite(stats.kl)

@@ -218,16 +218,19 @@ def test_backward_refuses_a_head_that_has_changed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": 0.0}, "temperature: must be positive, got 0.0"),
-        ({"tile_size": 0}, "tile_size: must be positive, got 0"),
-        ({"logit_softcap": -1.0}, "logit_softcap: must be positive, got -1.0"),
+        ({"temperature": 0.0}, "temperature: must be positive and finite, got 0.0"),
+        ({"tile_size": 0}, "tile_size: must be positive and finite, got 0"),
+        ({"logit_softcap": -1.0}, "logit_softcap: must be positive and finite, got -1.0"),
         ({"bias": torch.zeros(5)}, r"bias: must have shape \[23\], got \[5\]"),
         ({"ref_hidden": torch.zeros(3, 4, 4)}, r"ref_hidden: must have shape \[3, 5, 4\], got \[3, 4, 4\]"),
         ({"ref_weight": torch.zeros(22, 4)}, r"ref_weight: must have shape \[23, 4\], got \[22, 4\]"),
         ({"mask": torch.ones(3, 4) > 0}, r"mask: must have shape \[3, 5\], got \[3, 4\]"),
         ({"kl_weights": torch.zeros(5)}, r"kl_weights: must have shape \[3, 5\], got \[5\]"),
         ({"behaviour_logprobs": torch.zeros(5)}, r"behaviour_logprobs: must have shape \[3, 5\], got \[5\]"),
-        ({"behaviour_logprobs": torch.zeros(3, 5), "clip_range": 0.0}, "clip_range: must be positive, got"),
+        (
+            {"behaviour_logprobs": torch.zeros(3, 5), "clip_range": 0.0},
+            "clip_range: must be positive and finite, got",
+        ),
         ({"clip_range": 0.2}, "clip_range: must be None without behaviour_logprobs, got 0.2"),
     ],
 )
