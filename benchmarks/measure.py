@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from lit_klrb.run.machine import processor
+
 MINIMUM_ROUNDS = 3
 T = TypeVar("T")
 
@@ -82,15 +84,10 @@ def matrix_product_rate(dtype: torch.dtype, size: int = 2048, rounds: int = 20) 
 
 def machine(packages: list[str]) -> str:
     """One line with processor, threads, load and versions."""
-    info = Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*: (.*)", info)
-    flags = set(info.split())
-    units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     return (
-        f"{model[1] if model else 'unknown processor'}, {os.cpu_count()} cores, "
-        f"{torch.get_num_threads()} threads, {'/'.join(units)}, load {os.getloadavg()[0]:.1f} at the start; "
-        f"{versions}"
+        f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"load {os.getloadavg()[0]:.1f} at the start; {versions}"
     )
 
 

@@ -21,6 +21,7 @@ from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.lightning_internals import set_logged_epoch, set_logged_step
+from lit_klrb.run.machine import processor
 from lit_klrb.run.same_run import RUN_KEY, record
 
 # Packages whose version can change a run's results.
@@ -32,9 +33,10 @@ class DivergedError(RuntimeError):
 
 
 def versions() -> dict[str, str]:
-    """The versions of the software that a run's results depend on."""
+    """The versions of the software that a run's results depend on, and the processor."""
     packages = {name: version(name) for name in PACKAGES}
-    return {"lit_klrb": lit_klrb.__version__, "python": platform.python_version(), **packages}
+    own = {"lit_klrb": lit_klrb.__version__, "python": platform.python_version()}
+    return {**own, "processor": processor(), **packages}
 
 
 class RunRecorder(L.Callback):

@@ -22,7 +22,7 @@ def test_a_run_leaves_its_configuration_metrics_checkpoint_and_summary(chain):
         }
         summary = json.loads((run / "summary.json").read_text())
         assert summary["state"] == "done"
-        assert "torch" in summary["versions"]
+        assert {"torch", "processor"} <= {*summary["versions"]}
     assert summary["steps"] == 6
     assert {"reward", "reward_se", "kl", "kl_se", "length"} <= set(summary["final"])
 
