@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from analysis.stats.gradient_variance import disjoint_halves, squared_distances
-from analysis.stats.hypervolume import hypervolume_differences
+from analysis.stats import frontier
+from analysis.stats.comparison import spread_test
+from analysis.stats.contrast import objective_contrast
+from analysis.stats.frontier import hypervolume_differences
+from analysis.stats.gradient_noise import disjoint_halves, squared_distances
+from analysis.stats.intervals import Estimate
 from analysis.stats.inversion import mean_swap_test
-from analysis.stats.power import Rate, rejection_rates, swap_p_values
+from analysis.stats.matched_kl import matched_kl
+from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.power import Rate, swap_p_values
 from analysis.stats.scenario import STANDARD, Scenario
-from analysis.stats.stability import spread_test
+from analysis.stats.swaps import unit_sums
 
 from .certificates_design import blocks, frontiers, power, rates
 from .certificates_primary import growth, matched, objective
@@ -22,14 +28,15 @@ from .table import markdown
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "analysis" / "stats"))
 from generators import draw_curves, draw_gradients
 
-TESTS = (
-    "frontier_share",
-    "replicate_share",
-    "matched_dominance",
-    "net_dominance",
-    "objective",
-    "matched_kl",
-)
+# The tests whose statistic is a sum of swap contributions, positive in favour of the treatment.
+SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
+    "frontier_share": frontier.share_contributions,
+    "replicate_share": frontier.replicate_share_contributions,
+    "matched_dominance": frontier.matched_dominance_contributions,
+    "net_dominance": frontier.net_dominance_contributions,
+    "objective": lambda pairs: (found := objective_contrast(pairs)).values * found.weights,
+}
+TESTS = (*SUMS, "matched_kl")
 # Fixed in advance, beyond the runs of the scenario.
 CORNER = (60.0, -0.5)
 LEVEL = 0.05
@@ -59,6 +66,25 @@ def _share(rejected: Iterable[bool] | np.ndarray) -> str:
     return str(Rate(float(hits.mean()), len(hits)))
 
 
+def _one_sided(estimate: Estimate, upwards: bool) -> float:
+    """The p-value of a t test; 1 without an estimate."""
+    if not estimate.degrees > 0:
+        return 1.0
+    return estimate.p_value / 2 if (estimate.value > 0) == upwards else 1 - estimate.p_value / 2
+
+
+def _rates(scenario: Scenario, sweeps: int, upwards: bool, settings: dict[str, float]) -> dict[str, Rate]:
+    """The rate at which each test rejects on one side, in sweeps drawn from a scenario."""
+    kl, reward = scenario.draw(np.random.default_rng(0), sweeps, **settings)
+    drawn = list(map(scenario.pairs_of, kl, reward))
+    units = scenario.unit if scenario.seeds_shared else None
+    p_values = {"matched_kl": np.array([_one_sided(matched_kl(pairs).estimate, upwards) for pairs in drawn])}
+    for key, contributions in SUMS.items():
+        sums = np.array([unit_sums(contributions(pairs), units) for pairs in drawn])
+        p_values[key] = swap_p_values(sums, "greater" if upwards else "less")
+    return {key: Rate(float((found <= LEVEL).mean()), sweeps) for key, found in p_values.items()}
+
+
 def _sweeps(repetitions: int, few: int) -> str:
     """Swap tests on (KL, reward) outcomes: six betas, one-sided."""
     shared = replace(STANDARD, cluster=0.5)  # the runs of a replicate are correlated across betas
@@ -76,18 +102,12 @@ def _sweeps(repetitions: int, few: int) -> str:
         upwards = "called" not in label
         for count in (5, 10, 20):
             scenario = replace(standard, replicates=count)
-            rates = rejection_rates(
-                scenario,
-                TESTS,
-                alternative="greater" if upwards else "less",
-                sweeps=repetitions,
-                alpha=LEVEL,
-                **settings,
-            )
+            rates = _rates(scenario, repetitions, upwards, settings)
             rng = np.random.default_rng(1)
             volumes = []
             for _ in range(few):
-                found = hypervolume_differences(scenario.simulate(rng, **settings), CORNER)
+                (kl,), (reward,) = scenario.draw(rng, 1, **settings)
+                found = hypervolume_differences(scenario.pairs_of(kl, reward), CORNER)
                 same_side = (found.sum() > 0) == upwards
                 volumes.append(same_side and mean_swap_test(found).p_value / 2 <= LEVEL)
             rows.append([label, str(count), *(str(rates[key]) for key in TESTS), _share(volumes)])

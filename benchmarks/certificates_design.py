@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 
 from analysis.stats import Pairs
-from analysis.stats.blocks import rejections
+from analysis.stats.contrast import rejections
 from analysis.stats.intervals import Estimate, stratified_mean
 from analysis.stats.inversion import mean_swap_test
 from analysis.stats.matched_kl import matched_kl
 from analysis.stats.power import swap_p_values
-from analysis.stats.tuning import resampled
+from analysis.stats.primary import resampled
 
 from .certificates_primary import LEVEL, rate
 from .table import markdown

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.stats import Pairs
-from analysis.stats.contrast import mean_of
+from analysis.stats.contrast import mean_of, objective_contrast
 from analysis.stats.intervals import Estimate, stratified_mean
 from analysis.stats.matched_kl import curve_design, matched_kl
-from analysis.stats.objective import objective_contrast
 from analysis.stats.power import Rate, swap_p_values
 
 from .table import markdown
@@ -168,7 +167,7 @@ def _objective_fits(
     contrast = objective_contrast(pairs)
     weights = 1 / np.array([reward[index == beta].std() for beta in range(3)])[index]
     former = stratified_mean(contrast.values, weights, index)
-    return mean_of(contrast, pairs), former, contrast.contributions, contrast.values * weights
+    return mean_of(contrast, pairs), former, contrast.values * contrast.weights, contrast.values * weights
 
 
 # --- growing a sweep ----------------------------------------------------------------------------------------

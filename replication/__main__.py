@@ -4,8 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.cli.main import Parser, run
-from analysis.cli.reports import print_verification
+from analysis.cli.main import Parser, print_verification, run
 from analysis.report.build import build
 from analysis.report.verify import verify
 from analysis.results.layout import NUMBERS

@@ -15,14 +15,12 @@ from scipy import stats
 from analysis.results.records import LARGEST_VALUE
 from analysis.results.store import DamagedFileError, read_bytes
 from analysis.stats import frontier
-from analysis.stats.blocks import TTest
 from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
-from analysis.stats.correction import NO_TEST, corrected
+from analysis.stats.comparison import secondary_verdicts
+from analysis.stats.contrast import TTest, objective_contrast
 from analysis.stats.matched_kl import matched_kl
-from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import BoolArray, Pairs
-from analysis.stats.rules import Rules
-from analysis.stats.secondary import secondary_verdicts
+from analysis.stats.primary import NO_TEST, Rules, corrected
 from analysis.stats.swaps import swap_test
 from analysis.stats.text import count, number, probability
 from analysis.stats.verdict import Verdict

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.checks import load_sweep
 from analysis.report.figures import legend_lines, looks, sheet
-from analysis.results.sweep import Sweep, load_sweep
+from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
 
 RESULTS = Path(__file__).parent / "results"

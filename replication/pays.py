@@ -13,18 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import offset_copy
 
+from analysis.checks import load_sweep
 from analysis.report.figures import Look, legend_lines, looks, sheet
 from analysis.results.records import Run
-from analysis.results.sweep import Sweep, load_sweep
-from analysis.stats.contrast import Contrast, equal_betas, mean_of
-from analysis.stats.correction import corrected
+from analysis.results.sweep import Sweep
+from analysis.stats.contrast import Contrast, equal_betas, mean_of, objective
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.matching import match
-from analysis.stats.objective import objective
 from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.primary import primary_finding
-from analysis.stats.rules import Rules
-from analysis.stats.tuning import regret_variance, tuned_arms
+from analysis.stats.primary import Rules, corrected, primary_finding, regret_variance, tuned_arms
 from analysis.stats.verdict import Verdict
 from lit_klrb import schema
 
@@ -217,7 +214,7 @@ def _rate(sweep: Sweep, arm: str) -> float:
 
 def _control(sweep: Sweep) -> str:
     """The label of the arm with `MonteCarlo`."""
-    for label, arm in sweep.arms.items():
+    for label, arm in sweep.locked.arms.items():
         if arm.estimator == CONTROL:
             return label
     raise ValueError(f"{sweep.plan.name}: no arm has {CONTROL}")

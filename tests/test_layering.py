@@ -40,7 +40,8 @@ ROOMS = [
 ]
 ANALYSIS_ROOMS = [
     "analysis.results",  # a sweep's files: layout, schema, checksum, read, write
-    "analysis.design",  # from a plan file to cells
+    "analysis.design",  # from a plan file to cells, and the rates of arms
+    "analysis.checks",  # whether its runs are those of its plan and can be compared
     "analysis.sweep",  # runs them
     "analysis.stats",  # tests and verdicts
     "analysis.report",  # the page
@@ -89,6 +90,7 @@ MAY_IMPORT = {
         "analysis.report",
         "analysis.stats",
         "analysis.design",
+        "analysis.checks",
         "analysis.results",
         "lit_klrb",
     },

@@ -1,4 +1,4 @@
-"""Parses the command line of `python -m analysis` and runs a command."""
+"""The command line of `python -m analysis`, and the commands that read results."""
 
 import argparse
 import math
@@ -8,10 +8,103 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line
+from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line, printable
 from lit_klrb.stops import Stopped, Stops
+from lit_klrb.terminal import print_table, say_loading
+
+if TYPE_CHECKING:
+    from analysis.report.verify import Verification
+
+# Exit code of `verify` if everything compared agrees but something could not be compared.
+NOT_ALL_COMPARED = 3
+
+
+def report_command(arguments: argparse.Namespace) -> int:
+    """Write the report of a sweep and print its answer, or the page of a single run."""
+    say_loading(f"reading {arguments.runs}")
+    # Imported here as the libraries for figures are slow to import
+    from analysis.report.assessment import load_assessment, sentence_of
+    from analysis.report.build import write
+    from analysis.report.run import build_run, is_run
+    from analysis.report.sections import added_sections
+
+    if is_run(arguments.runs):
+        print(build_run(arguments.runs, arguments.output))
+        return 0
+    assessment = load_assessment(arguments.runs)
+    page = write(assessment, arguments.output, added_sections())
+    print(printable(sentence_of(assessment)), page, sep="\n")
+    return 0
+
+
+def publish_command(arguments: argparse.Namespace) -> int:
+    """Copy a sweep for publication and write its report there."""
+    say_loading(f"reading {arguments.runs}")
+    from analysis.report.build import publish
+
+    print(publish(arguments.runs, arguments.output))
+    return 0
+
+
+def import_command(arguments: argparse.Namespace) -> int:
+    """Write runs of other software as a sweep, and say what their page will ask for."""
+    from analysis.checks.consistency import unstated
+    from analysis.design.imported import import_runs
+    from analysis.results import layout
+    from analysis.results.locked import LockedPlan
+
+    output = import_runs(arguments.source, arguments.config, arguments.output)
+    for line in unstated(LockedPlan.read(output / layout.PLAN)):
+        print(line, file=sys.stderr)
+    print(output)
+    return 0
+
+
+def compare_command(arguments: argparse.Namespace) -> int:
+    """Print two sweeps side by side."""
+    say_loading(f"reading {arguments.first} and {arguments.second}")
+    from analysis.report.side_by_side import side_by_side
+
+    notes, tables = side_by_side(arguments.first, arguments.second, arguments.output)
+    print("\n".join(map(printable, notes)))
+    for table in tables:
+        print(f"\n{table.caption}")
+        print_table(table.header, table.cells)
+    return 0
+
+
+def verify_command(arguments: argparse.Namespace) -> int:
+    """Recompute a report, and print where it differs."""
+    say_loading(f"recomputing {arguments.report}")
+    from analysis.report.sections import added_sections
+    from analysis.report.verify import verify
+
+    return print_verification(verify(arguments.report, added_sections()))
+
+
+def print_verification(found: "Verification") -> int:
+    """Print what `verify` found, and return the exit code."""
+    sweep, locked = found.sweep, found.sweep.locked
+    print(f"data: {sweep.directory}, {len(sweep.runs)} results")
+    state = "recomputed" if locked.recomputed else "does NOT recompute"
+    changed = "; changed after results" if locked.changed_after_results else ""
+    print(f"plan: {locked.hash}, {state}{changed}")
+    for problem in sweep.problems:
+        print(f"problem: {printable(problem.text)}")
+    for line in found.differences:
+        print(f"differs: {printable(line)}")
+    for line in found.not_compared:
+        print(f"not compared: {printable(line)}")
+    if found.differences:
+        return 1
+    if found.not_compared:
+        print("everything that was compared agrees with the results")
+        return NOT_ALL_COMPARED
+    print("every number agrees with the results")
+    return 0
+
 
 _DESCRIPTION = """\
 Plans, runs and analyses sweeps over {arm x beta x replicate}.
@@ -79,9 +172,7 @@ def console() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from analysis.cli import reports
-    from analysis.cli.plan import plan_command
-    from analysis.cli.sweep import sweep_command
+    from analysis.cli.sweep import plan_command, sweep_command
 
     parser = Parser(
         prog="python -m analysis",
@@ -109,7 +200,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--workers", type=_positive, metavar="N", help="cells run in parallel (default: one per core)"
         )
-
         command.add_argument(
             "--data.source",
             dest="source",
@@ -137,40 +227,39 @@ def _parser() -> argparse.ArgumentParser:
         "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: start one here)"
     )
 
+    runs: Any = {"type": Path, "metavar": "RUNS_DIR"}
+    of_sweep = "a sweep's directory, such as runs/demo"
+    written: Any = {"required": True, "type": Path, "metavar": "DIR", "help": "the directory to write"}
     report = commands.add_parser("report", help="write a self-contained HTML file and results.json")
-    report.set_defaults(run=reports.report_command)
-    report.add_argument(
-        "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo, or a run's"
-    )
+    report.set_defaults(run=report_command)
+    report.add_argument("runs", help=f"{of_sweep}, or a run's", **runs)
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )
 
     published = commands.add_parser("publish", help="copy plan, results in one file and report, to share")
-    published.set_defaults(run=reports.publish_command)
-    published.add_argument(
-        "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo"
-    )
-    published.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
+    published.set_defaults(run=publish_command)
+    published.add_argument("runs", help=of_sweep, **runs)
+    published.add_argument("--output", **written)
 
     imported = commands.add_parser("import", help="import runs of other software as a sweep")
-    imported.set_defaults(run=reports.import_command)
+    imported.set_defaults(run=import_command)
     imported.add_argument(
         "source", type=Path, metavar="FILE", help="a log (.csv, .jsonl, .json) or a folder of logs"
     )
     imported.add_argument(
         "--config", required=True, type=Path, metavar="MAPPING", help="the meaning of the columns"
     )
-    imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
+    imported.add_argument("--output", **written)
 
     compare = commands.add_parser("compare", help="compare two sweeps, unpaired")
-    compare.set_defaults(run=reports.compare_command)
+    compare.set_defaults(run=compare_command)
     compare.add_argument("first", type=Path, metavar="DIR", help="a sweep's directory")
     compare.add_argument("second", type=Path, metavar="DIR", help="the sweep to compare with it")
     compare.add_argument("--output", type=Path, metavar="FILE", help="also write an HTML page")
 
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
-    verify.set_defaults(run=reports.verify_command)
+    verify.set_defaults(run=verify_command)
     verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report or its directory")
     return parser
 

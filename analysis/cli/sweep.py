@@ -1,4 +1,4 @@
-"""`python -m analysis sweep`: run what is missing."""
+"""`python -m analysis plan` and `sweep`: the cells of a sweep, their time and power, and running them."""
 
 import argparse
 import math
@@ -6,16 +6,130 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from analysis.cli.plan import open_plan
-from analysis.results import Cell, Plan
+from analysis.design import expand, read_plan, smallest_p, with_source
+from analysis.design.rates import at_the_edge
+from analysis.results import Cell, Plan, layout
+from analysis.results.locked import LockedPlan
 from analysis.results.store import read_result
-from analysis.sweep import Coordinator, Ended, Progress, State, Store
+from analysis.sweep import Clock, Coordinator, Ended, Locked, Progress, State, Store, duration, lock, survey
 from analysis.sweep.launchers import Options, launcher as launcher_of
+from analysis.sweep.launchers.local import places
 from lit_klrb.errors import ConfigurationError, printable
 from lit_klrb.stops import Stopped, Stops
+from lit_klrb.terminal import print_table, say_loading
+
+# Assumed time of cells of a stage without a finished cell.
+ASSUMED_SECONDS = 60.0
+# Beginnings of the changes that give every cell another id.
+_IN_IDS = ("environment.", "configs.", "plan.root_seed")
+# Descriptions of the outcomes that can decide.
+_DECIDES = {
+    "objective": "J = reward - beta * KL at the run's own beta, each beta counting the same",
+    "kl": "the KL alone, each beta counting the same",
+}
+
+
+def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int, Locked]:
+    """Read the plan, lock it in its directory, and print what changed since it was locked."""
+    plan = read_plan(arguments.config)
+    if arguments.source is not None:
+        plan = with_source(plan, arguments.source)
+    say_loading(f"checking the {len(plan.grid.arms)} arms of {plan.name}")
+    expansion = expand(plan)
+    store = Store(Path(plan.directory).absolute())
+    locked = lock(plan, expansion, store.directory, record=record)
+    for change in locked.changes:
+        print(f"{plan.name}: changed since the plan was locked: {change}")
+    return plan, expansion.cells, store, arguments.workers or places(plan.threads), locked
+
+
+def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str | None:
+    """A sentence on results in the directory that are of other cells, and why; None if there are none."""
+    published = layout.result_paths(store.directory)
+    others = {path.stem for path in published} - {cell.id for cell in cells}
+    if not others:
+        return None
+    causes = ", ".join(change.partition(": ")[0] for change in changes if change.startswith(_IN_IDS))
+    why = f"what the ids of cells depend on has changed: {causes}" if causes else "the grid differs"
+    return f"  {len(others)} of {len(published)} results in {store.directory} are of other cells: {why}"
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    """Print what would run, how long it takes and what it could show; writes the locked plan."""
+    plan, cells, store, workers, locked = open_plan(arguments, record=False)
+    states = survey(cells, store)
+    if arguments.cells:
+        rows = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
+        print_table(("id", "state", "seed", "cell"), rows)
+    arms = []
+    for label, arm in locked.arms.items():
+        name = arm.estimator or arm.module or "unknown"
+        arms.append((label, name + ", biased" * arm.biased, arm.optimises or ""))
+    print_table(("arm", "estimator", "its gradient optimises"), arms)
+    for label, arm in locked.arms.items():
+        for key, (own, control) in arm.evaluation.items():
+            values = f"{key} = {own}, the control with {control}"
+            print(f"{label} is evaluated with {values}: not the same outcome")
+    print("\n".join(_attainable(plan)))
+    for line in at_the_edge(plan, LockedPlan.read(store.directory / layout.PLAN).rates):
+        print(f"  {line}")
+    todo = [cell for cell in cells if states[cell.id] is State.TODO]
+    print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
+    if unused := _unused(cells, store, locked.changes):
+        print(unused)
+    if todo:
+        _print_time(todo, Clock(cells, store), workers)
+    if plan.comparisons:
+        # Imported here as the statistics are slow to import
+        from analysis.report.power import power
+
+        print("\n".join(power(plan, arguments.pilot)))
+    return 0
+
+
+def _print_time(todo: Sequence[Cell], clock: Clock, workers: int) -> None:
+    rows = []
+    for stage, count in Counter(cell.stage for cell in todo).items():
+        seconds = clock.mean(stage)
+        each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: no time is known)"
+        rows.append((stage, str(count), each))
+    print_table(("stage", "to run", "each"), rows)
+    left = clock.left(todo, workers, ASSUMED_SECONDS)
+    assert left is not None
+    print(f"about {duration(left)} with {workers} at a time")
+
+
+def _attainable(plan: Plan) -> list[str]:
+    """Lines with the smallest p-value that the design allows."""
+    grid, primary, others = plan.grid, plan.primary, plan.comparisons
+    if not others:
+        return [f"nothing is compared: {primary.control} is the only arm"]
+    least = 0.0 if grid.over_blocks else smallest_p(plan.pairs)  # a t test can attain any p
+    test = "t test over blocks" if grid.over_blocks else f"smallest two-sided p of a swap test {least:.2g}"
+    verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
+    lines = [
+        f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
+        f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
+    ]
+    if blocks := grid.blocks:
+        few = "" if grid.over_blocks else "; too few for a verdict on others"
+        each = grid.replicates // len(blocks)
+        lines.append(f"  {len(blocks)} blocks of {each} replicates ({', '.join(blocks)}){few}")
+    lines.append(f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {len(others)}): {verdict}")
+    if plan.tuning:
+        rates = sorted(plan.tuning.rates)
+        lines.append(
+            f"  each arm at one of {len(rates)} rates from {rates[0]:g} to {rates[-1]:g} of "
+            f"{plan.tuning.key}, chosen by {plan.tuning.replicates} runs at each rate and beta"
+        )
+    if shared := plan.starting_points:
+        lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")
+    return lines
+
 
 _STOPPING = "stopping: running cells save after this step; once more to stop at once, without saving"
 
@@ -24,11 +138,8 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     """Run the sweep, print how it ended; 0 if it is complete."""
     _check_launcher(arguments)
     plan, cells, store, _, _ = open_plan(arguments, record=True)
-    launcher = launcher_of(arguments.launcher)(
-        Options(
-            arguments.workers, plan.threads, plan.module, store.directory, arguments.address, arguments.slurm
-        )
-    )
+    given = arguments.workers, plan.threads, plan.module, store.directory
+    launcher = launcher_of(arguments.launcher)(Options(*given, arguments.address, arguments.slurm))
     deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
         coordinator = Coordinator(plan, cells, store, launcher, progress)
@@ -45,17 +156,12 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     if outcome.stopped:
         print(f"stopped after {arguments.minutes:g} minutes; to resume: {arguments.command}")
     if outcome.complete and plan.comparisons:
-        _print_answer(store)
+        # Imported here as the statistics are slow to import
+        from analysis.report.assessment import load_assessment, sentence_of
+
+        print(printable(sentence_of(load_assessment(store.directory))))
+        print(f"its page: {shlex.join(['python', '-m', 'analysis', 'report', str(store.directory)])}")
     return 0 if outcome.complete else 1
-
-
-def _print_answer(store: Store) -> None:
-    """Print what the results say, and the command that writes their page."""
-    from analysis.report.answer import sentence_of  # imported here as the statistics are slow to import
-    from analysis.report.assessment import load_assessment
-
-    print(printable(sentence_of(load_assessment(store.directory))))
-    print(f"its page: {shlex.join(['python', '-m', 'analysis', 'report', str(store.directory)])}")
 
 
 def _check_launcher(arguments: argparse.Namespace) -> None:

@@ -73,9 +73,9 @@ def expand(plan: Plan) -> Expansion:
     ids: dict[str, str] = {}
     cells: list[Cell] = []
 
-    def add(stage: str, point: Point | Trial | None, tuned_by: str = "") -> None:
+    def add(stage: str, place: Point | Trial | None, tuned_by: str = "") -> None:
         identity = {"config": hashed[stage], "environment": surroundings}
-        cells.append(_cell(plan, stage, point, configs[stage], ids, identity, tuned_by))
+        cells.append(_cell(plan, stage, place, configs[stage], ids, identity, tuned_by))
 
     *shared, last = plan.stages
     for stage in shared:
@@ -113,8 +113,6 @@ def _cell(
     address = () if place is None else (place.beta_index, place.replicate)
     seed = cell_seed(plan.root_seed, stage, *address)
     overrides = {} if place is None else plan.overrides(place)
-    if isinstance(place, Trial) and plan.tuning:
-        overrides = {**overrides, plan.tuning.key: place.rate}
     changed = {SEED: seed, **overrides, **({} if place is None else {BETA: place.beta})}
     sources = plan.stages[name].inputs if place is None else plan.inputs(place.replicate)
     inputs = {key: ids[source] for key, source in sources.items()}
@@ -130,18 +128,7 @@ def _cell(
     }
     # Arguments are parsed as YAML, of which JSON is a subset
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-    return Cell(
-        id=cell_id,
-        stage=stage,
-        point=place if isinstance(place, Point) else None,
-        seed=seed,
-        needs=tuple(dict.fromkeys(inputs.values())),
-        argv=(
-            plan.stages[name].command,
-            *(part for key, text in texts.items() for part in (f"--{key}", text)),
-        ),
-        overrides=overrides,
-        config=config,
-        trial=place if isinstance(place, Trial) else None,
-        tuned_by=tuned_by,
-    )
+    argv = plan.stages[name].command, *(part for key, text in texts.items() for part in (f"--{key}", text))
+    point, trial = place if isinstance(place, Point) else None, place if isinstance(place, Trial) else None
+    needs = tuple(dict.fromkeys(inputs.values()))
+    return Cell(cell_id, stage, point, seed, needs, argv, overrides, config, trial, tuned_by)

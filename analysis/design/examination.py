@@ -40,7 +40,8 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
         if cell.trial is not None:  # as in the grid, but for the rate
             continue
         block = plan.grid.block_of(cell.point.replicate) if cell.point else ""
-        first.setdefault((_place(cell), block, json.dumps(cell.overrides, sort_keys=True)), cell)
+        place = f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
+        first.setdefault((place, block, json.dumps(cell.overrides, sort_keys=True)), cell)
     answers: dict[tuple[str, str], dict[str, Any]] = {}
     for (place, block, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
         if place.startswith("grid.") and answer.get("evaluation", {}).get(schema.LIMIT_VAL_BATCHES) == 0:
@@ -52,10 +53,6 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
     arms = {label: answers[f"grid.arms.{label}", block] for label in plan.grid.arms}
     control = arms[plan.primary.control]["evaluation"]
     return {label: _arm(answer, control) for label, answer in arms.items()}
-
-
-def _place(cell: Cell) -> str:
-    return f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
 
 
 def _refuse(plan: Plan, errors: Mapping[tuple[str, str], str]) -> None:

@@ -4,14 +4,19 @@ Cells have the same id if and only if their results must be equal. The id depend
 configuration of the stage, the overrides, the ids of the cells from whose checkpoints it starts, the code,
 and the versions of packages that affect floating-point results. It does not depend on the location of files
 or the display of progress; local models and data sets enter with their content.
+
+The code is the source files of a module and of all it imports, found without importing.
 """
 
+import ast
+import functools
 import hashlib
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +24,98 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from analysis.design.closure import import_closure, package_root, parsed
-from analysis.design.contents import content_hash
 from analysis.results.store import digest
+from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import read_object
+
+# Packages that are followed beside those of the modules themselves.
+OWN = ("lit_klrb", "analysis")
+
+
+def import_closure(modules: Iterable[str]) -> dict[str, Path]:
+    """The files of modules and of all that they import from their own packages and from ours, by module name.
+
+    Imports inside functions count, and so do the packages above a module, which Python imports first. Imports
+    whose name is computed do not: a dispatcher imports its commands in this way.
+    """
+    waiting = list(modules)
+    roots = {name: package_root(name) for name in (*OWN, *(name.partition(".")[0] for name in waiting))}
+    found: dict[str, Path] = {}
+    while waiting:
+        name = waiting.pop()
+        path = _file(roots.get(name.partition(".")[0]), name.split(".")[1:])
+        if path is None or name in found:
+            continue
+        found[name] = path
+        above = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        waiting.append(name.rpartition(".")[0])
+        for level, module, names in parsed(path.read_bytes())[1]:
+            parents = above[: len(above) - level + 1] if level else []
+            start = ".".join([*parents, *filter(None, [module])])
+            waiting += [start, *(f"{start}.{each}" for each in names)]  # some are of objects inside a module
+    return found
+
+
+def package_root(package: str) -> Path | None:
+    """The folder of an installed package, or the file of a module; None if there is neither."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin) if spec.submodule_search_locations is None else Path(spec.origin).parent
+
+
+@functools.cache  # a plan's ids and a report's code share most files
+def parsed(content: bytes) -> tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]]:
+    """The hash of a Python file's syntax, without comments, layout and docstrings, and its imports.
+
+    Of each import: the level (number of leading dots), the module and the names.
+    """
+    tree = ast.parse(content)
+    imports: list[tuple[int, str, tuple[str, ...]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+            ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body = node.body[1:]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(imports)
+
+
+def _file(root: Path | None, inner: list[str]) -> Path | None:
+    if root is None or root.suffix:
+        return root if not inner else None
+    path = root.joinpath(*inner)
+    candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, a run's trained weights, or the names and contents of a folder's files."""
+    if path.is_dir():
+        files = (file for file in path.rglob("*") if file.is_file())
+        return digest({file.relative_to(path).as_posix(): content_hash(file) for file in files})
+    # The last checkpoint of a run counts by its weights, unless it was trained further, or replaced
+    run, status = path.absolute().parents[1], path.stat()
+    summary = run / schema.SUMMARY
+    ended = path.absolute() == run / schema.CHECKPOINT and summary.is_file()
+    newer = ended and summary.stat().st_mtime_ns >= status.st_mtime_ns
+    weights = str(read_object(summary).get(schema.WEIGHTS, "")) if newer else ""
+    return weights or _hash_of_bytes(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache  # hundreds of cells have the same models and data
+def _hash_of_bytes(path: Path, modified: int, size: int) -> str:
+    """The hash of a file; computed again if its size or modification time changes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 # Keys of a stage's configuration that cannot change a result. All others are part of the id.
 NON_SEMANTIC = (
@@ -109,16 +202,14 @@ def environment(
         raise ConfigurationError(
             f"module: {module!r} is not installed; a package with a `fit` command is expected"
         )
-    code = code_hash(*_entries(module, commands), *sorted(_own_classes(configs)))
+    # Without the module that dispatches commands, if the package is built as ours
+    entries = [f"{module}.cli.{'lightning' if command == 'fit' else command}" for command in commands]
+    if not all(name in import_closure([name]) for name in entries):
+        entries = [module, f"{module}.__main__"]
+    code = code_hash(*entries, *sorted(_own_classes(configs)))
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {name: version(name) for name in NUMERICS}
     return {"code": code, "python": python, "threads": threads, **versions}
-
-
-def _entries(module: str, commands: Iterable[str]) -> list[str]:
-    """The modules that run commands, without the one that dispatches them if the package is built as ours."""
-    own = [f"{module}.cli.{'lightning' if command == 'fit' else command}" for command in commands]
-    return own if all(name in import_closure([name]) for name in own) else [module, f"{module}.__main__"]
 
 
 def _own_classes(value: Any) -> Iterator[str]:
@@ -156,4 +247,4 @@ def _data_files(folder: Path) -> Iterator[Path]:
 
 def _source_hash(path: Path) -> str:
     content = path.read_bytes()
-    return parsed(content).hash if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
+    return parsed(content)[0] if path.suffix == ".py" else hashlib.sha256(content).hexdigest()

@@ -4,7 +4,7 @@ import glob
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -67,96 +67,90 @@ class LoggedRun:
         return {name: values[max(common)] for name, values in self.curves.items()}
 
 
-class Collector:
-    """Sorts rows into runs.
+Runs = dict[tuple[str, float, str], LoggedRun]
+
+
+def add_rows(
+    runs: Runs,
+    rows: Sequence[Row],
+    columns: Mapping[str, str],
+    known: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Sort the rows of one file into runs.
 
     Args:
+        runs: Those found so far, to which new ones are added.
+        rows: What was logged.
         columns: What is to be known, of `COLUMNS` -> the column that says it; {arm} and the like in the names
             of the metrics' columns mean that each run has columns of its own.
+        known: What the file's name says of all rows.
         named: Name of a run -> its coordinates, where a column or a file says `run`.
+
+    Raises:
+        ConfigurationError: If a column is not there, a value is not what it should be, or two rows say
+            different things of one step of one run; one line with the place.
     """
-
-    def __init__(self, columns: Mapping[str, str], named: Mapping[str, Mapping[str, Any]]) -> None:
-        self._columns, self._named = dict(columns), named
-        self.runs: dict[tuple[str, float, str], LoggedRun] = {}
-
-    def add(self, rows: Sequence[Row], known: Mapping[str, Any]) -> None:
-        """Take in rows of one file.
-
-        Args:
-            rows: What was logged.
-            known: What the file's name says of all of them.
-
-        Raises:
-            ConfigurationError: If a column is not there, a value is not what it should be, or two rows say
-                different things of one step of one run; one line with the place.
-        """
-        present = list(dict.fromkeys(column for row in rows for column in row.values))
-        file = rows[0].place.rpartition(": ")[0]
-        widest = self._columns[schema.REWARD]
-        if not _PLACEHOLDER.search(widest):
-            return self._add(rows, self._columns, known, present, file)
-        pattern = template(widest)
-        found = [match for column in present if (match := pattern.fullmatch(column))]
-        if not found:
+    present = list(dict.fromkeys(column for row in rows for column in row.values))
+    file, widest = rows[0].place.rpartition(": ")[0], columns[schema.REWARD]
+    places: list[dict[str, str]] = [{}]
+    if _PLACEHOLDER.search(widest):
+        matches = map(template(widest).fullmatch, present)
+        places = [match.groupdict() for match in matches if match]
+        if not places:
             raise ConfigurationError(f"columns.reward: no column of {file} is like {widest!r}")
-        for match in found:
-            coordinates = match.groupdict()
-            columns = {name: filled(column, coordinates) for name, column in self._columns.items()}
-            self._add(rows, columns, {**known, **coordinates}, present, file)
-        return None
-
-    def _add(
-        self,
-        rows: Iterable[Row],
-        columns: Mapping[str, str],
-        known: Mapping[str, Any],
-        present: Sequence[str],
-        file: str,
-    ) -> None:
-        for name, column in columns.items():
+    for coordinates in places:
+        mine = {name: filled(column, coordinates) for name, column in columns.items()}
+        for name, column in mine.items():
             if column not in present:
                 having = ", ".join(present[:20])
-                raise ConfigurationError(
-                    f"columns.{name}: {column!r} is in no row of {file}; it has {having}"
-                )
+                text = f"columns.{name}: {column!r} is in no row of {file}; it has {having}"
+                raise ConfigurationError(text)
         for row in rows:
-            found = {name: row.values[column] for name, column in columns.items() if column in row.values}
-            metrics = {name: _number(row, columns[name], found[name]) for name in METRICS if name in found}
-            if not metrics and "step" in columns:
-                continue  # other software logs other things in rows of their own
-            for name in METRICS:
-                if name not in metrics and "step" not in columns:
-                    raise ConfigurationError(f"{row.place}: has no {columns[name]}; a number is expected")
-            run, step = self._run(row, {**found, **known}), _step(row, columns, found)
-            run.repeated += all(step in run.curves[name] for name in metrics)
-            for name, value in metrics.items():
-                before = run.curves[name].setdefault(step, value)
-                if before != value and not (math.isnan(before) and math.isnan(value)):
-                    hint = (
-                        "" if "step" in columns else "; name a column `step`, of whose rows the last decides"
-                    )
-                    raise ConfigurationError(
-                        f"{row.place}: another {name} of {run} than at {run.place}{hint}"
-                    )
+            _add_row(runs, row, mine, {**known, **coordinates}, named)
 
-    def _run(self, row: Row, found: Mapping[str, Any]) -> LoggedRun:
-        if "run" in found:
-            name = _label(row, "run", found["run"])
-            if name not in self._named:
-                raise ConfigurationError(f"{row.place}: the run {name!r} is not among the mapping's `runs`")
-            found = {**found, **self._named[name]}
-        for name in COORDINATES:
-            if name not in found:
-                raise ConfigurationError(
-                    f"{row.place}: {name} is unknown: neither a column nor the name of the file or run has it"
-                )
-        beta = _number(row, "beta", found["beta"])
-        if not (math.isfinite(beta) and beta >= 0):
-            raise ConfigurationError(f"{row.place}: beta is {found['beta']!r}; a number >= 0 is expected")
-        arm, replicate = (_label(row, name, found[name]) for name in ("arm", "replicate"))
-        seed = _seed(_label(row, "seed", found.get("seed", replicate)))
-        return self.runs.setdefault((arm, beta, replicate), LoggedRun(arm, beta, replicate, seed, row.place))
+
+def _add_row(
+    runs: Runs,
+    row: Row,
+    columns: Mapping[str, str],
+    known: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+) -> None:
+    found = {name: row.values[column] for name, column in columns.items() if column in row.values}
+    metrics = {name: _number(row, columns[name], found[name]) for name in METRICS if name in found}
+    if not metrics and "step" in columns:
+        return  # other software logs other things in rows of their own
+    for name in METRICS:
+        if name not in metrics and "step" not in columns:
+            raise ConfigurationError(f"{row.place}: has no {columns[name]}; a number is expected")
+    run, step = _run(runs, row, {**found, **known}, named), _step(row, columns, found)
+    run.repeated += all(step in run.curves[name] for name in metrics)
+    for name, value in metrics.items():
+        before = run.curves[name].setdefault(step, value)
+        if before != value and not (math.isnan(before) and math.isnan(value)):
+            hint = "" if "step" in columns else "; name a column `step`, of whose rows the last decides"
+            raise ConfigurationError(f"{row.place}: another {name} of {run} than at {run.place}{hint}")
+
+
+def _run(runs: Runs, row: Row, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> LoggedRun:
+    if "run" in found:
+        name = _label(row, "run", found["run"])
+        if name not in named:
+            raise ConfigurationError(f"{row.place}: the run {name!r} is not among the mapping's `runs`")
+        found = {**found, **named[name]}
+    for name in COORDINATES:
+        if name not in found:
+            text = f"{name} is unknown: neither a column nor the name of the file or run has it"
+            raise ConfigurationError(f"{row.place}: {text}")
+    beta = _number(row, "beta", found["beta"])
+    if not (math.isfinite(beta) and beta >= 0):
+        raise ConfigurationError(f"{row.place}: beta is {found['beta']!r}; a number >= 0 is expected")
+    arm, replicate = (_label(row, name, found[name]) for name in ("arm", "replicate"))
+    label = _label(row, "seed", found.get("seed", replicate))
+    number = label.isdecimal() and int(label) < _LARGEST_SEED
+    seed = int(label) if number else int.from_bytes(hashlib.sha256(label.encode()).digest()[:6], "big")
+    return runs.setdefault((arm, beta, replicate), LoggedRun(arm, beta, replicate, seed, row.place))
 
 
 def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]:
@@ -187,19 +181,19 @@ def logged_runs(
     Args:
         source: A log; with `files`, a folder.
         files: Template of the paths of the logs, such as "{arm}-{beta}-{replicate}/trainer_state.json".
-        columns: See `Collector`.
-        named: See `Collector`.
+        columns: See `add_rows`.
+        named: See `add_rows`.
 
     Raises:
         ConfigurationError: If something cannot be read or is ambiguous; one line with its place.
     """
-    collector = Collector(columns, named)
+    runs: Runs = {}
     logs = [(source, {})] if files is None else matching_files(source, files)
     for path, known in logs:
-        collector.add(read_rows(path), known)
-    if not collector.runs:
+        add_rows(runs, read_rows(path), columns, known, named)
+    if not runs:
         raise ConfigurationError(f"{source}: no row has {' or '.join(columns[name] for name in METRICS)}")
-    return list(collector.runs.values()), [path for path, _ in logs]
+    return list(runs.values()), [path for path, _ in logs]
 
 
 def template(text: str) -> re.Pattern[str]:
@@ -248,13 +242,6 @@ def _label(row: Row, name: str, value: Any) -> str:
     if isinstance(value, list | bool) or not label or not label.isprintable():
         raise ConfigurationError(f"{row.place}: {name} is {value!r}; a name or a number is expected")
     return label
-
-
-def _seed(label: str) -> int:
-    """The seed if the label is a number, otherwise a hash of the label."""
-    if label.isdecimal() and int(label) < _LARGEST_SEED:
-        return int(label)
-    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:6], "big")
 
 
 def _step(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> int:

@@ -3,9 +3,8 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
@@ -13,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from analysis.design.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.design.plan_file import read_checked
 from analysis.results import Cell, Plan, Point, Primary, Stage, layout
-from analysis.results.locked import IMPORTED, lock_document
+from analysis.results.locked import IMPORTED, Stated, lock_document
 from analysis.results.plan import CLOSED
 from analysis.results.rules import check_plan, one_of
 from analysis.results.store import digest, encode_result, error_lines, present
@@ -26,38 +25,22 @@ STAGE = "imported"
 Place = tuple[str, int, int]
 
 
-@dataclass(frozen=True, config=CLOSED)
-class Mapping:
+@dataclass(frozen=True, config=CLOSED, kw_only=True)
+class Mapping(Stated):
     """The meaning of the columns of imported logs.
 
     Args:
         name: Name of the sweep in the report.
-        columns: Names of the columns for arm, beta, replicate, seed, reward, kl, step and run. Without a
-            column of seeds, the name of a replicate is its seed. With a column of steps, a run has several
-            rows, the last of which is its result. {arm}, {beta}, {replicate} and {run} in the name of a
-            metric's column mean that each run has a separate column.
         primary: The primary comparison.
         files: Pattern of the paths of the logs if each run has its own, for example
             "{arm}-{beta}-{replicate}/trainer_state.json".
-        runs: Arm, beta and replicate of each run, by name, for logs that have only `run`.
         setting: One sentence on the models, the data and the training.
-        kl_unit: "sequence" states that all logged KLs are KL(policy || reference), summed over a completion.
-            Without it there is no verdict where those of two arms differ so much that one may be per token.
-        reward_unit: "task" states that all logged rewards are those of the task: of one function, scale and
-            sign, without a penalty. Without it there is no verdict where those of two arms differ as if not.
-        incomplete: What is done where a run is missing: "withhold" gives no verdict, "leave_out_replicate"
-            leaves out the runs of its replicate at its beta, in all arms.
     """
 
     name: str
-    columns: dict[str, str]
     primary: Primary
     files: str | None = None
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     setting: str = ""
-    kl_unit: Literal["sequence"] | None = None
-    reward_unit: Literal["task"] | None = None
-    incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
 
     def check(self) -> "Mapping":
         """Check the values beyond their types.
@@ -92,12 +75,14 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
     Raises:
         ConfigurationError: If logs or mapping cannot be used, or the directory has other content.
     """
-    mapping = read_checked(mapping_path, Mapping, Mapping.check, "a mapping")
+    mapping = read_checked(mapping_path, Mapping, Mapping.check, "a mapping", Mapping)
     runs, logs = logged_runs(source, mapping.files, mapping.columns, mapping.runs)
     plan, placed = _planned(runs, mapping, mapping_path, output)
+    names = [path.name if path == source else path.relative_to(source).as_posix() for path in logs]
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in logs]
     origin = {
         "source": source.resolve().name,
-        "files": {_relative(path, source): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs},
+        "files": dict(zip(names, hashes, strict=True)),
         "columns": mapping.columns,
         "runs": mapping.runs,
         **{key: unit for key in ("kl_unit", "reward_unit") if (unit := getattr(mapping, key)) is not None},
@@ -113,10 +98,6 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
     return output
 
 
-def _relative(path: Path, source: Path) -> str:
-    return path.name if path == source else path.relative_to(source).as_posix()
-
-
 def _planned(
     runs: Sequence[LoggedRun], mapping: Mapping, mapping_path: Path, output: Path
 ) -> tuple[Plan, dict[Place, LoggedRun]]:
@@ -130,21 +111,13 @@ def _planned(
         "beta": {index: beta for beta, index in betas.items()},
         "replicates": 1 + max(replicates.values()),
     }
+    rest: Any = {"primary": mapping.primary, "module": STAGE, "setting": mapping.setting}
     try:
-        plan = Plan(
-            name=mapping.name,
-            directory=str(output),
-            stages={STAGE: Stage("")},
-            grid=grid,
-            primary=mapping.primary,
-            module=STAGE,
-            setting=mapping.setting,
-        )
+        plan = Plan(mapping.name, str(output), {STAGE: Stage("")}, grid, **rest)
         check_plan(plan)
-    except ValidationError as error:
-        raise ConfigurationError(f"{mapping_path}: {error_lines(error)[0]}") from None
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{mapping_path}: {error}") from None
+    except (ValidationError, ConfigurationError) as error:
+        text = error_lines(error)[0] if isinstance(error, ValidationError) else error
+        raise ConfigurationError(f"{mapping_path}: {text}") from None
     return plan, placed
 
 
@@ -156,16 +129,18 @@ def _replicates(runs: Sequence[LoggedRun]) -> dict[tuple[float, str], int]:
     """
     names = {beta: {run.replicate for run in runs if run.beta == beta} for beta in {run.beta for run in runs}}
     everywhere = set().union(*names.values())
-
-    def in_order(name: str) -> tuple[int, int, str]:
-        return (0, int(name), "") if name.isdecimal() else (1, 0, name)
-
     apart = sum(map(len, names.values())) == len(everywhere)
-    indices = {
-        beta: {name: index for index, name in enumerate(sorted(own if apart else everywhere, key=in_order))}
-        for beta, own in names.items()
-    }
-    return {(beta, name): indices[beta][name] for beta, own in names.items() for name in own}
+
+    found: dict[tuple[float, str], int] = {}
+    for beta, own in names.items():
+        # Numbers first, by value
+        ordered = sorted(
+            own if apart else everywhere,
+            key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
+        )
+        place = {name: index for index, name in enumerate(ordered)}
+        found |= {(beta, name): place[name] for name in own}
+    return found
 
 
 def _cell(plan: Plan, place: Place, placed: dict[Place, LoggedRun], origin: dict[str, Any]) -> Cell:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,17 +37,19 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ConfigurationError: If the file cannot be read in the format of its suffix; names the place.
     """
-    readers = {".csv": _csv_rows, ".jsonl": _json_lines, ".json": _json_rows}
-    reader = readers.get(path.suffix)
-    if reader is None:
+    if path.suffix not in (".csv", ".jsonl", ".json"):
         raise ConfigurationError(
             f"{path}: {path.suffix or 'no suffix'} is not allowed; {FORMATS} is expected"
         )
     if not path.is_file():
         raise ConfigurationError(f"{path}: does not exist, or is not a file")
+    rows = []
     try:
         text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
-        rows = list(reader(path, text))
+        for place, content in _contents(path, text):
+            if not isinstance(content, dict):
+                raise ConfigurationError(f"{place}: a mapping of columns to values is expected")
+            rows.append(Row(place, {key: value for key, value in flat(content) if value not in (None, "")}))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -59,7 +61,23 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+def _contents(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """The place of each row, and what is there."""
+    if path.suffix == ".csv":
+        yield from _csv_rows(path, text)
+    elif path.suffix == ".jsonl":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield (place := f"{path}: line {number}"), _parsed(place, line)
+    else:
+        content = _parsed(str(path), text)
+        rows = content.get(HISTORY) if isinstance(content, dict) else content
+        if not isinstance(rows, list):
+            raise ConfigurationError(f"{path}: a list of rows is expected, or one under {HISTORY}")
+        yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     lines = ([field.strip() for field in fields] for fields in reader)
     filled = (fields for fields in lines if any(fields))
@@ -72,22 +90,9 @@ def _csv_rows(path: Path, text: str) -> Iterator[Row]:
             place = f"{path}: line {reader.line_num}"
             if len(fields) != len(header):
                 raise ConfigurationError(f"{place}: has {len(fields)} fields, the header {len(header)}")
-            yield Row(place, {name: field for name, field in zip(header, fields, strict=True) if field})
+            yield place, dict(zip(header, fields, strict=True))
     except csv.Error as error:
         raise ConfigurationError(f"{path}: line {reader.line_num}: {error}") from None
-
-
-def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    lines = ((f"{path}: line {number}", line) for number, line in enumerate(text.split("\n"), 1))
-    return _rows_of((place, _parsed(place, line)) for place, line in lines if line.strip())
-
-
-def _json_rows(path: Path, text: str) -> Iterator[Row]:
-    content = _parsed(str(path), text)
-    rows = content.get(HISTORY) if isinstance(content, dict) else content
-    if not isinstance(rows, list):
-        raise ConfigurationError(f"{path}: a list of rows is expected, or one under {HISTORY}")
-    return _rows_of((f"{path}: row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _parsed(place: str, text: str) -> Any:
@@ -95,10 +100,3 @@ def _parsed(place: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigurationError(f"{place}: is not JSON ({error})") from None
-
-
-def _rows_of(contents: Iterable[tuple[str, Any]]) -> Iterator[Row]:
-    for place, content in contents:
-        if not isinstance(content, dict):
-            raise ConfigurationError(f"{place}: a mapping of columns to values is expected")
-        yield Row(place, {key: value for key, value in flat(content) if value is not None and value != ""})

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from analysis.design.fingerprint import read_config
-from analysis.results import Plan
-from analysis.results.plan import FIT
+from analysis.results import Block, Plan, Stage
 from analysis.results.rules import check_plan, require
 from analysis.results.store import error_lines
 from lit_klrb.config_files import check_config_file
@@ -23,6 +22,7 @@ SOURCE = "data.init_args.source"
 # The part of a key below which a class has its arguments.
 _ARGUMENTS = "init_args"
 Checked = TypeVar("Checked")
+Part = TypeVar("Part", Stage, Block)
 
 
 def read_plan(path: Path) -> Plan:
@@ -35,9 +35,9 @@ def read_plan(path: Path) -> Plan:
         ConfigurationError: If the file or a value in it is not allowed; one line with key and value.
     """
 
-    def complete(content: dict[str, Any]) -> dict[str, Any]:
+    def completed(**content: Any) -> Plan:
         name = content.get("name", path.stem)
-        return {"name": name, "directory": f"runs/{name}", **content}
+        return Plan(**{"name": name, "directory": f"runs/{name}", **content})
 
     def check(plan: Plan) -> Plan:
         check_plan(plan)
@@ -45,7 +45,7 @@ def read_plan(path: Path) -> Plan:
         check_plan(plan)
         return plan
 
-    return read_checked(path, Plan, check, "a plan", complete)
+    return read_checked(path, completed, check, "a plan", Plan)
 
 
 def spelled_out(plan: Plan) -> Plan:
@@ -60,28 +60,23 @@ def spelled_out(plan: Plan) -> Plan:
     stages, config = dict(plan.stages), {}
     for name, stage in plan.stages.items():
         config = read_config(stage.config, {}) if Path(stage.config).is_file() else {}
-        if not config:
-            continue
-        where = f"stages.{name}"
-        overrides = _spelled(config, stage.overrides, f"{where}.overrides")
-        stages[name] = replace(
-            stage, overrides=overrides, inputs=_spelled(config, stage.inputs, f"{where}.inputs")
-        )
-        config = read_config(stage.config, overrides)
+        if config:
+            stages[name] = _spelled_part(config, stage, f"stages.{name}")
+            config = read_config(stage.config, stages[name].overrides)
     if not config:  # that of the last stage, to which the grid applies
         return replace(plan, stages=stages)
     grid = plan.grid
     arms = {label: _spelled(config, arm, f"grid.arms.{label}") for label, arm in grid.arms.items()}
     blocks = {
-        label: replace(
-            block,
-            overrides=_spelled(config, block.overrides, f"grid.blocks.{label}.overrides"),
-            inputs=_spelled(config, block.inputs, f"grid.blocks.{label}.inputs"),
-        )
-        for label, block in grid.blocks.items()
+        label: _spelled_part(config, block, f"grid.blocks.{label}") for label, block in grid.blocks.items()
     }
     tuning = plan.tuning and replace(plan.tuning, key=spelled_key(config, plan.tuning.key))
     return replace(plan, stages=stages, grid=replace(grid, arms=arms, blocks=blocks), tuning=tuning)
+
+
+def _spelled_part(config: Mapping[str, Any], part: Part, where: str) -> Part:
+    overrides = _spelled(config, part.overrides, f"{where}.overrides")
+    return replace(part, overrides=overrides, inputs=_spelled(config, part.inputs, f"{where}.inputs"))
 
 
 def spelled_key(config: Mapping[str, Any], key: str) -> str:
@@ -126,7 +121,7 @@ def with_source(plan: Plan, source: str) -> Plan:
     """
     name = Path(source).stem
     stages = {
-        key: replace(stage, overrides={**stage.overrides, SOURCE: source}) if stage.command == FIT else stage
+        key: replace(stage, overrides={**stage.overrides, SOURCE: source}) if stage.trains else stage
         for key, stage in plan.stages.items()
     }
     return replace(
@@ -156,10 +151,10 @@ def smallest_p(swaps: int) -> float:
 
 def read_checked(
     path: Path,
-    kind: Callable[..., Checked],
+    made: Callable[..., Checked],
     check: Callable[[Checked], Checked],
     called: str,
-    complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: content,
+    kind: type[Checked],
 ) -> Checked:
     """Read a YAML file as a type.
 
@@ -173,7 +168,7 @@ def read_checked(
             raise ConfigurationError(f"a mapping with the keys of {called} is expected")
         content = OmegaConf.to_container(loaded, resolve=True, throw_on_missing=True)
         assert isinstance(content, dict)
-        return check(kind(**complete({str(key): value for key, value in content.items()})))
+        return check(made(**{str(key): value for key, value in content.items()}))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; the path of {called} is expected") from None
     except OmegaConfBaseException as error:

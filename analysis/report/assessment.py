@@ -1,18 +1,21 @@
-"""A sweep with its comparisons, from which all sections are built."""
+"""A sweep with its comparisons, from which all sections are built, and its answer in one sentence."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.results.plan import Plan
-from analysis.results.records import Run
-from analysis.results.sweep import Sweep, load_sweep
+from analysis.checks import load_sweep
+from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
-from analysis.stats.hypervolume import Reference
+from analysis.stats.contrast import objective
+from analysis.stats.frontier import Reference
+from analysis.stats.intervals import Interval
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.pairs import Curves
-from analysis.stats.primary import primary_verdicts
-from analysis.stats.tuning import tuned_arms
+from analysis.stats.primary import primary_verdicts, tuned_arms
+from analysis.stats.text import aligned, aligned_ends, decimals_of, number, whole_percent
+from analysis.stats.verdict import Outcome
 from lit_klrb import schema
 
 # Why a plan that was changed after results could have been seen has no verdict.
@@ -35,11 +38,6 @@ class Assessment:
     withheld: str = ""
     worst: str = ""
 
-    @property
-    def complete(self) -> bool:
-        """Whether every planned run has a result or a recorded failure."""
-        return not self.sweep.missing
-
 
 def load_assessment(directory: Path) -> Assessment:
     """Read a run directory and run the planned tests on it."""
@@ -48,15 +46,9 @@ def load_assessment(directory: Path) -> Assessment:
     designs = [match(sweep, name, plan.primary.control) for name in plan.comparisons]
     designs = [pairs for pairs in designs if len(pairs)]
     withheld = _withheld(sweep, designs)
-    rules = Rules(
-        plan.primary.alpha,
-        plan.primary.margins,
-        plan.primary.outcome,
-        len(plan.comparisons),
-        corner_of(sweep),
-        withheld,
-        tuned_arms(sweep),
-    )
+    primary, count = plan.primary, len(plan.comparisons)
+    given = primary.alpha, primary.margins, primary.outcome, count
+    rules = Rules(*given, corner_of(sweep), withheld, tuned_arms(sweep))
     comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
     return Assessment(sweep, comparisons, withheld, "" if withheld else _if_worst(sweep, rules))
 
@@ -74,7 +66,7 @@ def _if_worst(sweep: Sweep, rules: Rules) -> str:
     for arm, index, replicate in lost:
         same = [run for run in everywhere if run.point.beta_index == index]
         if same:
-            worst = min(same, key=lambda run: _decisive(run, plan))
+            worst = min(same, key=lambda run: run.decisive(plan.primary.outcome))
             filled.append(replace(worst, cell=places[arm, index, replicate]))
     if not lost:
         return ""
@@ -83,12 +75,6 @@ def _if_worst(sweep: Sweep, rules: Rules) -> str:
     found = primary_verdicts([pairs for pairs in designs if len(pairs)], rules)
     told = "; ".join(f"{one.treatment} against {one.control} {one.outcome.value}" for one in found)
     return f"If {len(lost)} lost runs had been as the worst of their β, the verdict would be: {told}."
-
-
-def _decisive(run: Run, plan: Plan) -> float:
-    """What decides, higher being better."""
-    kl = run.outcome(schema.KL)
-    return -kl if plan.primary.outcome == schema.KL else run.outcome(schema.REWARD) - run.point.beta * kl
 
 
 def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:
@@ -118,3 +104,82 @@ def corner_of(sweep: Sweep) -> Reference | None:
     if not runs or min(kl) <= 0 or sweep.plan.primary.outcome == schema.KL:
         return None
     return max(kl), min(reward)
+
+
+def title_of(assessment: Assessment) -> str:
+    """The conclusion with its numbers; the arms alone if there is no verdict."""
+    plan, comparisons = assessment.sweep.plan, assessment.comparisons
+    control, others = plan.primary.control, plan.comparisons
+    if assessment.withheld or not comparisons:
+        if len(others) > 2:
+            return f"{len(others)} arms against {control}"
+        return f"{' and '.join(others)} against {control}" if others else f"{control} alone"
+    if len(comparisons) == 1:
+        return _of_one(comparisons[0])
+    best = max(comparisons, key=_favourable)
+    if best.primary.outcome is Outcome.BETTER:
+        return _of_one(best)
+    words = {Outcome.WORSE: "worse than", Outcome.EQUIVALENT: "equivalent to"}
+    same = words.get(best.primary.outcome)
+    if same and {one.primary.outcome for one in comparisons} == {best.primary.outcome}:
+        return f"Each of {len(comparisons)} arms is {same} {control}"
+    return f"No arm of {len(comparisons)} is better than {control}"
+
+
+def sentence_of(assessment: Assessment) -> str:
+    """The answer for a terminal: the title of the page, or why there is no verdict."""
+    title = title_of(assessment)
+    return f"{title}: no verdict, {assessment.withheld}" if assessment.withheld else title
+
+
+def meaning_of(assessment: Assessment) -> str:
+    """What the title's numbers are."""
+    if assessment.withheld or not assessment.comparisons:
+        return ""
+    primary = assessment.comparisons[0].primary
+    if primary.claim.key == "kl":
+        what = "The KL to the reference decides, in nats per completion; lower is better."
+    else:
+        what = (
+            "What an arm earns is J = reward − β·KL, which training maximises: the reward of a completion "
+            "less β for each nat of KL to the reference."
+        )
+    level = f"{100 * (1 - primary.level):.4g}"
+    return f"{what} Differences are means over β of matched runs, with {level} % intervals."
+
+
+def _favourable(comparison: Comparison) -> tuple[bool, float]:
+    primary = comparison.primary
+    sign = 1 if primary.claim.higher_is_better else -1
+    return primary.outcome is Outcome.BETTER, sign * primary.estimate.value
+
+
+def _of_one(comparison: Comparison) -> str:
+    primary, pairs = comparison.primary, comparison.pairs
+    value, interval = primary.estimate.value, primary.interval
+    treatment, control = pairs.treatment, pairs.control
+    decimals = decimals_of([value, *(interval.ends if interval else ())])
+    shown, ends = aligned(value, decimals), aligned_ends(interval, decimals)
+    of_kl = primary.claim.key == "kl"
+    match primary.outcome:
+        case Outcome.BETTER | Outcome.WORSE if pairs.diverged.any() or math.isnan(value):
+            return f"{treatment} is {primary.outcome.value} than {control}, by ranks as runs diverged"
+        case Outcome.BETTER | Outcome.WORSE:
+            if interval is not None and value < 0:  # that of the size of the difference
+                interval = Interval(-interval.high, -interval.low, interval.level)
+            size = aligned(abs(value), decimals)
+            of_size = "without an interval" if interval is None else aligned_ends(interval, decimals)
+            if of_kl:
+                where = "nearer to" if value < 0 else "further from"
+                return f"{treatment} ends {size} nats {where} the reference than {control}, {of_size}"
+            more, theirs = "more" if value > 0 else "less", float(objective(pairs)[:, 1].mean())
+            share = f"; {whole_percent(abs(value / theirs))} of J" if abs(theirs) > abs(value) else ""
+            return f"{treatment} earns {size} {more} than {control}, {of_size}{share}"
+        case Outcome.EQUIVALENT:
+            margin = f"±{number(primary.margin)}"
+            return f"{treatment} and {control} are equal within {margin}: {shown}, {ends}"
+        case Outcome.CANNOT_REJECT:
+            return f"These runs are too few to tell {treatment} from {control}"
+        case _:
+            what = "ends nearer to the reference" if of_kl else "earns more"
+            return f"It is open whether {treatment} {what} than {control}: {shown}, {ends}"

@@ -1,26 +1,104 @@
-"""Writes the report: the page and its numbers."""
+"""Writes the report, its page and its numbers, and publishes it with the plan and results of its sweep."""
 
 import datetime
 import functools
 import hashlib
 import json
+import lzma
 import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from analysis.checks import load_sweep
 from analysis.design.fingerprint import code_hash
-from analysis.report.assessment import Assessment, load_assessment
-from analysis.report.html import render
-from analysis.report.numbers import summary_numbers
-from analysis.report.sections import Builder, sections_of
-from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
-from analysis.results.store import digest
+from analysis.report.assessment import Assessment, load_assessment, meaning_of, title_of
+from analysis.report.elements import page
+from analysis.report.sections import Builder, added_sections, sections_of
+from analysis.report.sections.summary import verdict_numbers
+from analysis.results import DamagedFileError, layout, store
+from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN_SCHEMA, REPORT
+from analysis.results.records import OBJECTIVE
+from analysis.stats import Comparison, Verdict
+from analysis.stats.contrast import kl_ratio
+from analysis.stats.intervals import Estimate
+from analysis.stats.matching import ArmOutcome, arm_outcomes, compared, start_of
+from analysis.stats.text import count, number
+from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, write_output
+
+
+def summary_numbers(assessment: Assessment) -> dict[str, Any]:
+    """The summary of a sweep: plan, problems, verdicts, arms, start."""
+    sweep = assessment.sweep
+    locked = sweep.locked
+    return {
+        "plan": {
+            "hash": locked.hash,
+            "schema": PLAN_SCHEMA,
+            "recomputed": locked.recomputed,
+            "changed_after_results": locked.changed_after_results,
+        },
+        "problems": [problem.text for problem in sweep.problems],
+        "complete": not sweep.missing,
+        "withheld": assessment.withheld,
+        "comparisons": [_comparison(one) for one in assessment.comparisons],
+        "arms": [_arm(outcome) for outcome in arm_outcomes(sweep, compared(sweep))],
+        "start": start_of(sweep),
+    }
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    primary, pairs, fit = comparison.primary, comparison.pairs, comparison.fit
+    return {
+        "treatment": pairs.treatment,
+        "control": pairs.control,
+        "outcome": primary.outcome.name.lower(),
+        "decided_by": None if primary.withheld else "block_test" if primary.over_blocks else "swap_test",
+        "objective": None,
+        primary.claim.key: _verdict(primary),
+        "matched_kl": {
+            **_verdict(comparison.matched),
+            "overlap": None if fit is None else fit.overlap,
+            "refused": comparison.matched.untested if fit is None or fit.refused else None,
+        },
+        "kl_ratio": kl_ratio(pairs),
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """The numbers of an outcome; without p-values if the verdict is withheld."""
+    numbers = verdict_numbers(verdict)
+    if verdict.withheld:
+        numbers |= {"p": None, "p_adjusted": None}
+    return {key: numbers[key] for key in ("estimate", "interval", "level", "p", "p_adjusted")}
+
+
+def _arm(outcome: ArmOutcome) -> dict[str, Any]:
+    """Means of an arm at one beta with 95% intervals over replicates, and its matched differences."""
+    return {
+        "label": outcome.label,
+        "beta": outcome.beta,
+        "n": outcome.n,
+        "diverged": outcome.diverged,
+        **{key: None for key in (schema.REWARD, schema.KL, OBJECTIVE)},
+        **{key: _mean(estimate) for key, estimate in outcome.means.items()},
+        "difference": {
+            key: _mean(estimate) | {"pairs": outcome.pairs, "higher": outcome.higher[key]}
+            for key, estimate in outcome.differences.items()
+        }
+        or None,
+    }
+
+
+def _mean(estimate: Estimate) -> dict[str, Any]:
+    interval = estimate.interval()
+    return {"mean": estimate.value, "interval": interval and interval.ends}
+
 
 # Libraries of which another version can change drawings or, by more than rounding, numbers.
 _ENGINES = ("numpy", "scipy", "moocore", "matplotlib")
@@ -28,19 +106,6 @@ _ENGINES = ("numpy", "scipy", "moocore", "matplotlib")
 CHECKSUM = "checksum"
 # Significant digits of the numbers.
 _DIGITS = 12
-
-
-@dataclass(frozen=True)
-class Report:
-    """A report before it is written.
-
-    Attributes:
-        page: The HTML page.
-        numbers: The content of `results.json`.
-    """
-
-    page: bytes
-    numbers: dict[str, Any]
 
 
 def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] = ()) -> Path:
@@ -62,49 +127,51 @@ def write(assessment: Assessment, output: Path | None = None, added: Sequence[Bu
     numbers = output.parent / NUMBERS
     for path in (output, numbers):
         check_target(path)
-    report = compose(assessment, output, added, made_here())
-    write_output(output, report.page)
-    content = json.dumps(report.numbers, separators=(",", ":"), ensure_ascii=False)
-    write_output(numbers, content.encode() + b"\n")
+    host, cores = platform.uname(), os.cpu_count() or 1
+    machine = f"{host.system}, {host.machine}, {cores} core{'s' * (cores > 1)}"
+    made = {"date": datetime.date.today().isoformat(), "machine": machine}
+    content, found = compose(assessment, output, added, made)
+    write_output(output, content)
+    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    write_output(numbers, text.encode() + b"\n")
     return output
 
 
-def made_here() -> dict[str, str]:
-    """Day and machine, which the page names."""
-    host, cores = platform.uname(), os.cpu_count() or 1
-    return {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{host.system}, {host.machine}, {cores} core{'s' * (cores > 1)}",
-    }
-
-
 def compose(
-    assessment: Assessment, output: Path, added: Sequence[Builder] = (), made: Mapping[str, str] | None = None
-) -> Report:
-    """Compose the report of a sweep."""
-    made = dict(made or {})
-    parts = sections_of(assessment, added)
-    page = render(assessment, parts, made).encode()
+    assessment: Assessment, output: Path, added: Sequence[Builder], made: Mapping[str, str]
+) -> tuple[bytes, dict[str, Any]]:
+    """The page of a sweep, and the content of `results.json`."""
+    sweep, parts = assessment.sweep, sections_of(assessment, added)
+    seconds = sum(sweep.seconds.values())
+    facts = [
+        f"Sweep {sweep.plan.name}",
+        count(len(sweep.runs), "run"),
+        f"{number(seconds / 60)} minutes of runs" if seconds else "",
+        *(made.get(key, "") for key in ("date", "machine")),
+        "python -m analysis report RUNS_DIR",
+    ]
+    title, lead = title_of(assessment), meaning_of(assessment)
+    content = page(title, [*filter(None, facts)], parts, assessment.withheld, lead).encode()
     numbers: dict[str, Any] = _plain(
         {
             "schema": NUMBERS_SCHEMA,
-            "runs": os.path.relpath(assessment.sweep.directory, output.parent),
-            "page": {"name": output.name, "sha256": hashlib.sha256(page).hexdigest()},
+            "runs": os.path.relpath(sweep.directory, output.parent),
+            "page": {"name": output.name, "sha256": hashlib.sha256(content).hexdigest()},
             "code": code_version(tuple(added)),
             "engines": engines(),
-            "made": made,
+            "made": dict(made),
             **summary_numbers(assessment),
             "sections": {
                 section.name: section.numbers for sections in parts.values() for section in sections
             },
         }
     )
-    return Report(page, {**numbers, CHECKSUM: checksum_of(numbers)})
+    return content, {**numbers, CHECKSUM: checksum_of(numbers)}
 
 
 def checksum_of(numbers: dict[str, Any]) -> str:
     """The checksum of the content of `results.json`, which shows that it was edited by hand."""
-    return digest({key: value for key, value in numbers.items() if key != CHECKSUM})
+    return store.digest({key: value for key, value in numbers.items() if key != CHECKSUM})
 
 
 @functools.cache  # the sources do not change under a running process
@@ -128,3 +195,56 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     return value
+
+
+def publish(runs_dir: Path, output: Path) -> Path:
+    """Copy a complete sweep, without its working directories, and write its report there.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigurationError: If a planned run is missing, a file failed a check, a cell gave two results, or
+            `output` has another sweep.
+        DamagedFileError: If a file cannot be read.
+    """
+    sweep = load_sweep(runs_dir)
+    if sweep.missing:
+        raise ConfigurationError(
+            f"{runs_dir}: {len(sweep.missing)} planned runs have no result; run the sweep to its end first"
+        )
+    if sweep.invalid:
+        raise ConfigurationError(f"{runs_dir}: {sweep.invalid[0]}")
+    refused = list((runs_dir / layout.REFUSED).glob("*.json"))
+    if refused:
+        raise ConfigurationError(
+            f"{runs_dir}: {count(len(refused), 'cell')} gave a second, different result: {layout.REFUSED}/"
+        )
+    lines = dict(store.archive_lines(runs_dir)) if store.has_archive(runs_dir) else _lines(runs_dir)
+    content = b"".join(line + b"\n" for line in lines.values())
+    archive = store.archive_path(output)
+    if layout.result_paths(output) or (archive.exists() and store.read_bytes(archive) != content):
+        raise ConfigurationError(f"{output}: contains another sweep; name a new directory", key="--output")
+    if os.path.lexists(plan := store.present(runs_dir / layout.PLAN)):
+        _write_packed(output / layout.PLAN, store.read_bytes(plan))
+    for path in layout.result_paths(runs_dir, layout.FAILED):
+        write_output(layout.result_path(output, path.stem, layout.FAILED), store.read_bytes(path))
+    _write_packed(output / layout.ARCHIVE, content)
+    if sweep.seconds:
+        write_output(output / layout.TIMES, store.encode_seconds(sweep.seconds))
+    return build(output, added=added_sections())
+
+
+def _lines(runs_dir: Path) -> dict[Path, bytes]:
+    """The content of the single results, which have no line breaks."""
+    lines = {path: store.read_bytes(path) for path in layout.result_paths(runs_dir)}
+    for path, line in lines.items():
+        if b"\n" in line:
+            raise DamagedFileError(f"{path}: not a published result")
+    return lines
+
+
+def _write_packed(path: Path, content: bytes) -> None:
+    """Write a file compressed, in place of one that is not."""
+    write_output(path.with_name(f"{path.name}.xz"), lzma.compress(content))
+    path.unlink(missing_ok=True)

@@ -1,10 +1,13 @@
-"""The elements of a section of the report. Text is plain and is escaped by the page."""
+"""The elements of a report, and its HTML page, which is deterministic and needs no scripts or network."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.stats.intervals import Interval
 from analysis.stats.text import aligned, aligned_ends, decimals_of
@@ -71,39 +74,13 @@ class Figure:
         svg: The drawing.
         alt: A description in one or two sentences.
         caption: How to read it; names the unit that n counts.
-        table: The numbers that it shows.
+        table: The numbers that it shows; None if a table of its section has them.
     """
 
     svg: str
     alt: str
     caption: str
-    table: Table
-
-
-@dataclass(frozen=True)
-class Card:
-    """A headline number: `value` large, `name` above and `detail` below it."""
-
-    name: str
-    value: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """The conclusion of one comparison.
-
-    Attributes:
-        outcome: The value of the outcome, which determines the colour.
-        headline: The conclusion in one sentence.
-        cards: The main numbers.
-        sentences: The underlying verdicts, initially collapsed.
-    """
-
-    outcome: str
-    headline: str
-    cards: Sequence[Card] = ()
-    sentences: Sequence[str] = ()
+    table: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +90,6 @@ class Section:
     Attributes:
         name: Its anchor on the page and its key in `results.json`.
         title: Its heading.
-        conclusions: Conclusions, each from a `Verdict`.
         paragraphs: Text that is always shown.
         notes: How to read the section and its assumptions, initially collapsed.
         figures: Figures.
@@ -127,7 +103,6 @@ class Section:
 
     name: str
     title: str
-    conclusions: Sequence[Conclusion] = ()
     paragraphs: Sequence[str] = ()
     notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()
@@ -137,3 +112,25 @@ class Section:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     exploratory: bool = False
     folded: bool = False
+
+
+def page(
+    title: str,
+    kicker: Sequence[str],
+    parts: Mapping[str, Sequence[Section]],
+    withheld: str = "",
+    lead: str = "",
+) -> str:
+    """Render sections as an HTML page."""
+    environment = Environment(
+        loader=PackageLoader("analysis.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    # A drawing is the data URI of an image; the page escapes it for the attribute
+    safe = " !$&'()*+,-./:;=?@[]^_`{|}~"
+    environment.filters["data_uri"] = lambda svg: "data:image/svg+xml," + quote(svg, safe=safe)
+    return environment.get_template("report.html.j2").render(
+        title=title, kicker=kicker, withheld=withheld, parts=parts, lead=lead
+    )

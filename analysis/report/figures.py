@@ -1,6 +1,5 @@
 """Figures as SVG, which are deterministic and readable without colour."""
 
-import base64
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,29 +12,19 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
-from PIL import Image
 
 Dashes = tuple[float, tuple[float, ...]]
 
 # Okabe and Ito's palette without its yellow, which is too pale for thin marks on white.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
-_DASHES: tuple[Dashes, ...] = (
-    (0, (4, 1.5)),
-    (0, ()),
-    (0, (1, 1)),
-    (0, (4, 1, 1, 1)),
-    (0, (7, 2)),
-)
+_DASHES: tuple[Dashes, ...] = ((0, (4, 1.5)), (0, ()), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2)))
 INK = "#333333"
 FAINT = "#B8B8B8"
 # In inches; on a phone a point of text is about a pixel.
 WIDTH = 5.2
-# Above this number of marks in all comparisons, they are rasterised: as shapes they would take megabytes.
-MANY = 200
-_PIXELS_PER_INCH = 80
-# Number of colours (with opacity) of rasterised pictures: those of a few estimators and mixtures of them.
-_SHADES = 32
+# Most marks of an arm in a panel: more cannot be told apart, and take megabytes.
+MOST = 1_000
 
 _STYLE = {
     "svg.hashsalt": "lit_klrb",
@@ -91,12 +80,23 @@ def looks(labels: Iterable[str], control: str) -> dict[str, Look]:
     }
 
 
+def thinned(items: Any, most: int = MOST) -> Any:
+    """All items of a sequence, or every second, third and so on, so that there are at most so many."""
+    return items[:: -(-len(items) // most) or 1]
+
+
+def thinning(most: int = MOST) -> str:
+    """A sentence of a caption."""
+    return f"Of more than {most:,} runs of an arm in a panel, every second, third and so on is drawn."
+
+
 def legend_lines(styles: dict[str, Look], *, lines: bool) -> list[Line2D]:
     """Legend entries of the estimators: their dashes if `lines`, else their markers."""
+    marks: dict[str, Any] = {"linestyle": "none", "markersize": 6}
     return [
-        Line2D([], [], color=look.colour, label=name, linestyle=look.dashes)
+        Line2D([], [], label=name, **look.line)
         if lines
-        else Line2D([], [], color=look.colour, label=name, linestyle="none", marker=look.marker, markersize=6)
+        else Line2D([], [], color=look.colour, label=name, marker=look.marker, **marks)
         for name, look in styles.items()
     ]
 
@@ -128,30 +128,15 @@ def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
         yield drawn
         buffer = io.StringIO()
         quiet = {"Date": None, "Creator": None}
-        drawn.canvas.savefig(buffer, format="svg", metadata=quiet, dpi=_PIXELS_PER_INCH)
+        drawn.canvas.savefig(buffer, format="svg", metadata=quiet)
         svg = buffer.getvalue()
         # Drop the XML prolog, indentation, ids of groups and rotations by nothing
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"| transform=\"rotate\(-0 [^\"]+\"", " ", svg)
         # Hundredths of a point cannot be seen, and further digits take two thirds of the bytes
         svg = re.sub(r"(?<= (?:d|x|y)=\")[^\"]+", lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
-        svg = _with_short_ids(svg)
-        drawn.svg = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_few_colours, svg)
-
-
-def _with_short_ids(svg: str) -> str:
-    """Number the ids of a drawing, which are hashes of coordinates with all of their digits."""
-    names = {
-        name: f"i{place}" for place, name in enumerate(dict.fromkeys(re.findall(r" id=\"([^\"]+)\"", svg)))
-    }
-    return re.sub(
-        r"( id=\"|url\(#|href=\"#)([^\")]+)", lambda found: found[1] + names.get(found[2], found[2]), svg
-    )
-
-
-def _with_few_colours(picture: re.Match[str]) -> str:
-    """Convert a picture to a palette of colours, which takes a fifth to a third of the bytes."""
-    image = Image.open(io.BytesIO(base64.b64decode(picture[0])))
-    buffer = io.BytesIO()
-    image.quantize(_SHADES, Image.Quantize.FASTOCTREE).save(buffer, "PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode()
+        # Ids are hashes of coordinates with all of their digits: number them
+        ids = dict.fromkeys(re.findall(r" id=\"([^\"]+)\"", svg))
+        names = {name: f"i{place}" for place, name in enumerate(ids)}
+        named = r"( id=\"|url\(#|href=\"#)([^\")]+)"
+        drawn.svg = re.sub(named, lambda found: found[1] + names.get(found[2], found[2]), svg)

@@ -1,4 +1,4 @@
-"""Power of a planned sweep by simulation, from the variances of a pilot or from assumptions."""
+"""Power of a planned sweep by simulation, from the variances of a pilot or from assumptions, and warnings."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.report.pilot import warnings
+from analysis.checks import load_sweep
 from analysis.results import Plan
-from analysis.results.sweep import Sweep, load_sweep
-from analysis.stats.evaluation_noise import noise_share
+from analysis.results.artifacts import GradientStudy
+from analysis.results.records import OBJECTIVE
+from analysis.results.sweep import Sweep
+from analysis.stats.gradient_noise import NoiseSnapshot
+from analysis.stats.intervals import Estimate
 from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import (
@@ -20,12 +23,49 @@ from analysis.stats.power import (
     detectable_over_blocks,
     detectable_ratio,
     expected_detectable,
+    noise_share,
     primary_rate,
     replicates_needed,
 )
 from analysis.stats.scenario import STANDARD, Scenario, scenario_of
-from analysis.stats.text import number
+from analysis.stats.text import interval_text, number
+from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+
+# Share of the KL in the noise of the whole gradient below which its estimator hardly matters.
+LEAST_SHARE = 0.05
+
+
+def warnings(pilot: Sweep) -> Iterator[str]:
+    """One line per reason to doubt that a sweep like the pilot can show a difference.
+
+    Such as a beta at which J does not rise in training, or a KL whose gradient is a small part of the noise.
+    """
+    for index, beta in pilot.plan.grid.beta.items():
+        runs = [run for run in pilot.grid.values() if run.point.beta_index == index and not run.diverged]
+        starts = [(run, run.first(schema.REWARD), run.first(schema.KL)) for run in runs]
+        rises = [
+            run.outcome(OBJECTIVE) - (reward - beta * kl)
+            for run, reward, kl in starts
+            if reward is not None and kl is not None
+        ]
+        mean = Estimate.of_mean(np.array(rises))
+        if (interval := mean.interval()) is not None and interval.low <= 0:
+            yield (
+                f"at beta {beta:g} J does not rise in training: {number(mean.value)}, "
+                f"{interval_text(interval)} over {len(rises)} runs"
+            )
+    for _, study in pilot.studies(GradientStudy)[:1]:
+        control = pilot.plan.primary.control
+        name = control if control in study.estimators else study.estimators[0]
+        snapshots = [NoiseSnapshot(one.step, one.gram, study.estimators) for one in study.snapshots]
+        share = max(one.noise("KL", name) / one.noise("total", name) for one in snapshots)
+        if share < LEAST_SHARE:
+            yield (
+                f"the KL's gradient under {name} has at most {share:.1%} of the whole gradient's noise (beta "
+                f"{study.snapshots[0].beta:g}): another estimator of the KL would hardly change it"
+            )
+
 
 # True differences in what decides, reward or log KL, in standard deviations between replicates.
 LIFTS = (0.25, 0.5, 1.0)
@@ -33,7 +73,7 @@ _SUBJECTS = {"objective": "J", "kl": "the KL"}
 
 
 def power(plan: Plan, pilot: Path | None) -> list[str]:
-    """Lines for `analysis plan`: type-I error, power, replicates needed, and other designs.
+    """Lines for `analysis plan`: type-I error, power, and replicates needed.
 
     Args:
         plan: The plan; each treatment is compared with the control at the level of each comparison.
@@ -43,39 +83,36 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         ConfigurationError: If the pilot has no such arms, or too few runs to estimate variances, or no
             rewards where the plan decides by J.
     """
-    found = None if pilot is None else load_sweep(pilot)
-    if found is not None and found.invalid:
-        raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
-    if found is None:
-        scenario, source, pairs = _assumed(plan), "assumed, no pilot", None
-    else:
+    scenario, source, pairs = _assumed(plan), "assumed, no pilot", None
+    remarks: list[str] = []
+    if pilot is not None:
+        found = load_sweep(pilot)
+        if found.invalid:
+            raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
         scenario, pairs = _measured(plan, found)
         source = f"from {pairs.treatment} against {pairs.control} in {found.directory}"
+        if noise := noise_share([*matched_evaluations(found, pairs).values()]):
+            what = f"the variance of a pair's difference in {_SUBJECTS[found.plan.primary.outcome]}, 95% CI"
+            remarks.append(f"  evaluation noise is {noise} of {what}")
+        if plan.primary.outcome != "kl":  # they are about J
+            remarks += [f"  WARNING: {text}" for text in warnings(found)]
     scenario = replace(scenario, replicates=plan.grid.replicates)
-    noise = () if found is None or pairs is None else _evaluation(found, pairs)
-    # Those about J; the KL alone is what its estimators change
-    texts = [] if found is None or plan.primary.outcome == "kl" else warnings(found)
-    cautions = [f"  WARNING: {text}" for text in texts]
     if plan.grid.over_blocks:
-        return [*_over_blocks(plan, scenario, source, pairs), *noise, *cautions]
+        return [*_over_blocks(plan, scenario, source, pairs), *remarks]
     return [
-        f"power ({source}: {_spreads(scenario)}, "
-        f"correlation within a pair {number(scenario.correlation, 2)}; "
-        f"{len(scenario.betas)} betas x {scenario.replicates} replicates; level {plan.level:.2g}; "
-        f"{SWEEPS:,} simulated sweeps)",
+        f"power ({source}: {spreads(scenario)}; {len(scenario.betas)} betas x {scenario.replicates} "
+        f"replicates; level {plan.level:.2g}; {SWEEPS:,} simulated sweeps)",
         *_rates(plan, scenario),
         *_detectable(plan, scenario, pairs),
-        *noise,
-        *_other_designs(plan, scenario),
-        *cautions,
+        *remarks,
     ]
 
 
 def _over_blocks(plan: Plan, scenario: Scenario, source: str, pairs: Pairs | None) -> Iterator[str]:
     """What is detected, by how much differences vary between blocks, which a pilot over blocks shows."""
     blocks, subject = len(plan.grid.blocks), _SUBJECTS[scenario.outcome]
-    spreads = f": {_spreads(scenario)}" if pairs is None else ""
-    yield f"power ({source}{spreads}; t test over {blocks} blocks, level {plan.level:.2g})"
+    assumed = f": {spreads(scenario)}" if pairs is None else ""
+    yield f"power ({source}{assumed}; t test over {blocks} blocks, level {plan.level:.2g})"
     found = detectable_over_blocks(scenario, blocks, plan.level, pairs)
     for count, (spread, reach) in enumerate(found.items()):
         unit = "nats" if scenario.outcome == "kl" else "reward units"
@@ -88,18 +125,13 @@ def _over_blocks(plan: Plan, scenario: Scenario, source: str, pairs: Pairs | Non
             yield f"  {what}, if the difference varies between blocks by {by}"
 
 
-def _spreads(scenario: Scenario) -> str:
+def spreads(scenario: Scenario) -> str:
+    """How much runs vary, in words."""
+    pair = f"correlation within a pair {number(scenario.correlation, 2)}"
     if scenario.outcome == "kl":
-        return f"log KL spread {number(scenario.log_kl_sd)} between replicates"
+        return f"log KL spread {number(scenario.log_kl_sd)} between replicates, {pair}"
     reward, log_kl = number(scenario.reward_sd), number(scenario.log_kl_sd)
-    return f"reward spread {reward} between replicates at given KL, log KL {log_kl}"
-
-
-def _advantage(scenario: Scenario, lift: float) -> str:
-    """A true difference of `lift` SD, in words."""
-    if scenario.outcome == "kl":
-        return f"{number(math.exp(-lift * scenario.sd))} times the KL ({lift:g} SD of log KL)"
-    return f"{number(lift * scenario.sd)} more reward ({lift:g} SD)"
+    return f"reward spread {reward} between replicates at given KL, log KL {log_kl}, {pair}"
 
 
 def _rates(plan: Plan, scenario: Scenario) -> Iterator[str]:
@@ -109,7 +141,12 @@ def _rates(plan: Plan, scenario: Scenario) -> Iterator[str]:
         found = primary_rate(scenario, lift=lift, alpha=plan.level)
         enough = replicates_needed(scenario, lift, alpha=plan.level)
         needed = f"{enough} replicates" if enough else f"more than {REPLICATES[-1]} replicates"
-        yield f"  {_advantage(scenario, lift)}: detected with power {found}; 80% needs {needed}"
+        advantage = (
+            f"{number(math.exp(-lift * scenario.sd))} times the KL ({lift:g} SD of log KL)"
+            if scenario.outcome == "kl"
+            else f"{number(lift * scenario.sd)} more reward ({lift:g} SD)"
+        )
+        yield f"  {advantage}: detected with power {found}; 80% needs {needed}"
 
 
 def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator[str]:
@@ -125,29 +162,6 @@ def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator
         else detectable_difference(pairs, plan.grid.replicates, plan.level)
     )
     yield f"  difference in J detected with 80% power: {number(found)} reward units"
-
-
-def _evaluation(pilot: Sweep, pairs: Pairs) -> Iterator[str]:
-    share = noise_share([*matched_evaluations(pilot, pairs).values()])
-    if share is not None:
-        subject = _SUBJECTS[pilot.plan.primary.outcome]
-        yield f"  evaluation noise is {share} of the variance of a pair's difference in {subject}, 95% CI"
-
-
-def _other_designs(plan: Plan, scenario: Scenario) -> Iterator[str]:
-    """The same number of runs as fewer arms with more replicates, or more arms with fewer."""
-    arms, betas = len(plan.grid.arms), len(plan.grid.beta)
-    runs = len(plan.places)
-    differences = "-0.5 and -1 SD of log KL" if scenario.outcome == "kl" else "+0.5 and +1 SD of reward"
-    yield f"  about {runs} runs as other designs, power for {differences}:"
-    for count in range(2, max(arms, 4) + 2):
-        replicates = runs // (count * betas)
-        if replicates < 2:
-            break
-        design, level = replace(scenario, replicates=replicates), plan.primary.alpha / (count - 1)
-        half, whole = (f"{primary_rate(design, lift=lift, alpha=level).value:.2f}" for lift in (0.5, 1.0))
-        here = " (as planned)" if count == arms else ""
-        yield f"    {count} arms x {replicates} replicates: {half} and {whole}{here}"
 
 
 def _assumed(plan: Plan) -> Scenario:

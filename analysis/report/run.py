@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis.report.elements import Figure, Section, Table
+from analysis.report.elements import Figure, Section, Table, page
 from analysis.report.figures import INK, sheet
-from analysis.report.html import page
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
 from analysis.stats.text import count, number, whole_percent
@@ -37,7 +36,8 @@ CAPTION = (
     "1.96 standard errors."
 )
 
-Curve = dict[str, list[Any]]
+# A metric by step; None where it was not finite.
+Curve = dict[int, float | None]
 
 
 def is_run(directory: Path) -> bool:
@@ -56,10 +56,15 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    found = curves(run / schema.METRICS_DIR)
-    beta = _beta(run)
-    if beta is not None and (objective := _objective(found, beta)) is not None:
-        found[f"val/{OBJECTIVE}"] = objective
+    found: dict[str, Curve] = {
+        name: dict(zip(curve["step"], curve["value"], strict=True))
+        for name, curve in curves(run / schema.METRICS_DIR).items()
+    }
+    given = _configuration(run).get("kl")
+    beta = given.get("beta") if isinstance(given, dict) else None
+    kl, reward = (_finite(found, f"val/{key}") for key in (schema.KL, schema.REWARD))
+    if isinstance(beta, int | float) and (steps := [step for step in reward if step in kl]):
+        found[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
     sections: dict[str, list[Section | None]] = {
         "Answer": [_curves(run, found)],
         "Runs": [_completions(run)],
@@ -67,33 +72,17 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     }
     parts = {part: [one for one in own if one is not None] for part, own in sections.items()}
     parts = {part: own for part, own in parts.items() if own}
-    title = _title(found) or f"Run {run.name}"
-    write_output(output, page(title, [f"Run {run.name}"], parts, lead=" ".join(_counts(found))))
+    # What the run did to its reward, or to the KL where there is none
+    ends = [(name, [*own.values()]) for name, own in (("Reward", reward), ("KL", kl)) if len(own) > 1]
+    titles = [f"{name} {number(values[0])} before, {number(values[-1])} after" for name, values in ends]
+    title, kicker = [*titles, f"Run {run.name}"][0], [f"Run {run.name}"]
+    write_output(output, page(title, kicker, parts, lead=" ".join(_counts(found))))
     return output
 
 
-def _beta(run: Path) -> float | None:
-    """The weight of the KL, if the run has one."""
-    given = _configuration(run).get("kl")
-    beta = given.get("beta") if isinstance(given, dict) else None
-    return float(beta) if isinstance(beta, int | float) else None
-
-
-def _objective(found: Mapping[str, Curve], beta: float) -> Curve | None:
-    """J in evaluations; None without reward or KL."""
-    reward, kl = (_by_step(found.get(f"val/{key}")) for key in (schema.REWARD, schema.KL))
-    steps = [step for step, value in reward.items() if value is not None and kl.get(step) is not None]
-    values = [(reward[step] or 0.0) - beta * (kl[step] or 0.0) for step in steps]
-    return {"step": steps, "value": values} if steps else None
-
-
-def _title(found: Mapping[str, Curve]) -> str:
-    """What the run did to its reward, or to the KL where there is none; "" without evaluations."""
-    for key, name in ((schema.REWARD, "Reward"), (schema.KL, "KL")):
-        values = [value for value in _by_step(found.get(f"val/{key}")).values() if value is not None]
-        if len(values) > 1:
-            return f"{name} {number(values[0])} before, {number(values[-1])} after"
-    return ""
+def _finite(found: Mapping[str, Curve], name: str) -> dict[int, float]:
+    """A metric where it is finite; empty without it."""
+    return {step: value for step, value in found.get(name, {}).items() if value is not None}
 
 
 def _counts(found: Mapping[str, Curve]) -> list[str]:
@@ -102,60 +91,46 @@ def _counts(found: Mapping[str, Curve]) -> list[str]:
         "train/equal_rewards": "of the prompts had completions of equal reward, which train nothing",
         "train/unfinished": "of the completions were cut at their largest length",
     }
-    shares = {
-        text: [value for value in _by_step(found.get(key)).values() if value is not None]
-        for key, text in texts.items()
-    }
+    shares = {text: [*_finite(found, key).values()] for key, text in texts.items()}
     lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
-    left_out = _by_step(found.get("train/left_out"))
-    rows = [f"{count(int(value), 'row')} of the data left out." for value in left_out.values() if value]
-    return lines + rows[-1:]
+    left_out = [value for value in _finite(found, "train/left_out").values() if value]
+    return lines + [f"{count(int(value), 'row')} of the data left out." for value in left_out[-1:]]
 
 
 def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
-    measured = {label: found[f"val/{name}"] for name, label in SHOWN.items() if f"val/{name}" in found}
+    measured = {name: found[f"val/{name}"] for name in SHOWN if f"val/{name}" in found}
     if not measured:
         raise ConfigurationError(f"{run} has no evaluation of completions yet; run fit first")
-    steps = next(iter(measured.values()))["step"]
-    errors = {label: _by_step(found.get(f"val/{name}_se")) for name, label in SHOWN.items()}
-    rows = [
-        [
-            str(step),
-            *(cell for label in measured for cell in _at(measured[label], errors[label], step)),
-        ]
-        for step in steps
-    ]
-    key_of = {label: name for name, label in SHOWN.items()}
+    steps = list(next(iter(measured.values())))
+    # Half the widths of intervals
+    widths = {
+        name: {step: error and Z * error for step, error in found.get(f"val/{name}_se", {}).items()}
+        for name in measured
+    }
     across = 2 if len(measured) > 3 else len(measured)
     down = -(-len(measured) // across)
     with sheet(0.3 + 2 * down) as drawn:
         panels = drawn.canvas.subplots(down, across, squeeze=False).flat
-        for axes, (label, curve) in zip(panels, measured.items(), strict=False):
-            values = np.array(curve["value"], dtype=np.float64)
-            widths = [Z * (errors[label].get(step) or 0) for step in curve["step"]]
-            axes.errorbar(curve["step"], values, widths, color=INK, marker="o", markersize=4, capsize=3)
-            if key_of[label] not in (schema.REWARD, OBJECTIVE):
+        for axes, (name, curve) in zip(panels, measured.items(), strict=False):
+            values = np.array([*curve.values()], dtype=float)
+            bars = [widths[name].get(at) or 0 for at in curve]
+            axes.errorbar([*curve], values, bars, color=INK, marker="o", markersize=4, capsize=3)
+            if name not in (schema.REWARD, OBJECTIVE):
                 axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
-            axes.set_title(label, loc="left")
-    header = [name for label in measured for name in (label, "± 95 %")[: 1 + bool(errors[label])]]
-    table = Table("Evaluations.", ("step", *header), rows)
-    alt = f"{' and '.join(measured)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
+            axes.set_title(SHOWN[name], loc="left")
+    columns: list[tuple[str, Mapping[int, float | None]]] = []
+    for name, curve in measured.items():
+        columns += [(SHOWN[name], curve), *([("± 95 %", widths[name])] if widths[name] else [])]
+    header = ("step", *(name for name, _ in columns))
+    rows = [(str(step), *(values.get(step) for _, values in columns)) for step in steps]
+    labels = [SHOWN[name] for name in measured]
+    alt = f"{' and '.join(labels)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
     return Section(
         "curves",
-        "Reward, KL and length" if schema.REWARD in map(key_of.get, measured) else "KL and length",
-        figures=[Figure(drawn.svg, alt, CAPTION, table)],
+        "Reward, KL and length" if schema.REWARD in measured else "KL and length",
+        figures=[Figure(drawn.svg, alt, CAPTION, Table("Evaluations.", header, rows))],
     )
-
-
-def _by_step(curve: Curve | None) -> dict[int, float | None]:
-    return {} if curve is None else dict(zip(curve["step"], curve["value"], strict=True))
-
-
-def _at(curve: Curve, errors: dict[int, float | None], step: int) -> list[float | None]:
-    """The value at a step and, where the metric has errors, half its interval."""
-    error = errors.get(step)
-    return [_by_step(curve).get(step), *([None if error is None else Z * error] if errors else [])]
 
 
 def _completions(run: Path) -> Section | None:
@@ -195,19 +170,17 @@ def _differing(prompts: list[str]) -> list[str]:
 
 def _settings(run: Path) -> Section | None:
     """What the models read beside the prompts, and the command; None if the run has no configuration."""
-    path = run / schema.CONFIG
-    if not path.is_file():
+    path, configuration = run / schema.CONFIG, _configuration(run)
+    if not configuration:
         return None
     try:
-        given = _configuration(run)["data"]["init_args"]
+        given = configuration["data"]["init_args"]
     except (LookupError, TypeError):
         raise ConfigurationError(f"{path} is not the configuration of a run: it has no data") from None
     rows = [[key.replace("_", " "), _lines(given[key])] for key in CONTEXT if given.get(key)]
     command = shlex.join(["python", "-m", "lit_klrb", "fit", "--config", str(path)])
     return Section(
-        "settings",
-        "What made this run",
-        tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])],
+        "settings", "What made this run", tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])]
     )
 
 

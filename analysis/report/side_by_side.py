@@ -3,18 +3,19 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from analysis.report.elements import Section, Table
-from analysis.report.html import page
-from analysis.results.sweep import Sweep, load_sweep
-from analysis.stats.arms import OBJECTIVE, arm_outcomes
-from analysis.stats.correction import one_step
+from analysis.checks import load_sweep
+from analysis.report.elements import Section, Table, page
+from analysis.results.records import OBJECTIVE
+from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate, weighted_sum
+from analysis.stats.matching import arm_outcomes
 from analysis.stats.pairs import FloatArray
+from analysis.stats.primary import one_step
 from analysis.stats.text import count, interval_text, number, signed
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -27,8 +28,7 @@ _CAUTION = (
 )
 
 
-@dataclass(frozen=True)
-class ArmDifference:
+class ArmDifference(NamedTuple):
     """The difference in J between an arm of the second sweep and one of the first, averaged over betas.
 
     Attributes:
@@ -44,7 +44,7 @@ class ArmDifference:
     estimate: Estimate
 
 
-def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[str]:
+def side_by_side(first: Path, second: Path, output: Path | None = None) -> tuple[list[str], list[Table]]:
     """Compare two sweeps, and optionally write the comparison as a page.
 
     Args:
@@ -54,7 +54,7 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
         output: The page to write; None for no page.
 
     Returns:
-        The comparison as lines of text.
+        What differs between the sweeps, and the comparison as tables.
 
     Raises:
         ConfigurationError: If both are the same sweep, one has no results, or the page cannot be written.
@@ -62,33 +62,32 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
     if first.resolve() == second.resolve():
         raise ConfigurationError(f"{first} and {second} are the same directory; two sweeps are expected")
     sweeps = load_sweep(first), load_sweep(second)
+    names = [sweep.plan.name for sweep in sweeps]
+    if len({*names}) == 1:
+        names = [str(sweep.directory) for sweep in sweeps]
     arms = Table(
         "Mean over replicates with its 95% t interval, of runs that did not diverge.",
         ("Sweep", "Arm", "β", "n", "Diverged", "Reward", "KL (nats)", "J"),
-        [row for sweep, name in zip(sweeps, _names(*sweeps), strict=True) for row in _arm_rows(sweep, name)],
+        [row for sweep, name in zip(sweeps, names, strict=True) for row in _arm_rows(sweep, name)],
     )
-    tables = [arms, _differences(*sweeps)]
-    notes = [_CAUTION, *_unlike(*sweeps)]
+    tables, notes = [arms, _differences(*sweeps, names)], [_CAUTION, *_unlike(*sweeps, names)]
     if output is not None:
         check_target(output)
-        title = f"{' and '.join(_names(*sweeps))}, side by side"
         section = Section("comparison", "Two sweeps, unpaired", paragraphs=notes, tables=tables)
+        title = f"{' and '.join(names)}, side by side"
         write_output(output, page(title, ["Comparison of sweeps"], {"Answer": [section]}).encode())
-    return [*notes, *(line for table in tables for line in _as_text(table))]
+    return notes, tables
 
 
 def arm_differences(first: Sweep, second: Sweep) -> list[ArmDifference]:
     """Each arm of the second sweep against its counterpart in the first."""
     found = []
+    shared = sorted({*first.plan.grid.beta.values()} & {*second.plan.grid.beta.values()})
     for ours in second.plan.grid.arms:
         theirs = ours if ours in first.plan.grid.arms else first.plan.primary.control
-        shared = sorted(set(first.plan.grid.beta.values()) & set(second.plan.grid.beta.values()))
-        estimate = Estimate(math.nan)
-        if shared:
-            groups = (1.0, second, ours), (-1.0, first, theirs)
-            estimate = weighted_sum(
-                [(sign, Estimate.of_mean(replicate_means(sweep, arm, shared))) for sign, sweep, arm in groups]
-            )
+        means = [replicate_means(sweep, arm, shared) for sweep, arm in ((second, ours), (first, theirs))]
+        parts = [(sign, Estimate.of_mean(one)) for sign, one in zip((1.0, -1.0), means, strict=True)]
+        estimate = weighted_sum(parts) if shared else Estimate(math.nan)
         found.append(ArmDifference(ours, theirs, tuple(shared), estimate))
     return found
 
@@ -102,8 +101,7 @@ def replicate_means(sweep: Sweep, arm: str, betas: Sequence[float]) -> FloatArra
     by_replicate: dict[int, dict[float, float]] = {}
     for run in sweep.grid.values():
         if run.point.arm == arm and run.point.beta in betas and not run.diverged:
-            objective = run.outcome(schema.REWARD) - run.point.beta * run.outcome(schema.KL)
-            by_replicate.setdefault(run.point.replicate, {})[run.point.beta] = objective
+            by_replicate.setdefault(run.point.replicate, {})[run.point.beta] = run.outcome(OBJECTIVE)
     complete = [values for _, values in sorted(by_replicate.items()) if len(values) == len(betas)]
     return np.array([np.mean(list(values.values())) for values in complete])
 
@@ -122,43 +120,27 @@ def _mean_text(mean: Estimate) -> str:
     return number(mean.value) + half
 
 
-def _differences(first: Sweep, second: Sweep) -> Table:
+def _differences(first: Sweep, second: Sweep, names: Sequence[str]) -> Table:
     found = arm_differences(first, second)
-    names = _names(first, second)
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
     p_values = one_step([one.estimate.p_value for one in found])
     level = 1 - 0.05 / max(1, int((~np.isnan(p_values)).sum()))
-    return Table(
+    return Table.of(
         f"Difference in J: arms of {names[1]} minus arms of {names[0]}.",
-        ("Arm", "Against", "Common β", "Difference", "Interval", "p (Welch)"),
-        [
-            (
-                one.ours,
-                one.theirs,
-                ", ".join(f"{beta:g}" for beta in one.betas) or "none",
-                signed(one.estimate.value),
-                interval_text(one.estimate.interval(level)),
-                "withheld" if withheld else number(float(p_value), 2),
-            )
-            for one, p_value in zip(found, p_values, strict=True)
-        ],
+        zip(found, p_values, strict=True),
+        ("Arm", lambda row: row[0].ours),
+        ("Against", lambda row: row[0].theirs),
+        ("Common β", lambda row: ", ".join(f"{beta:g}" for beta in row[0].betas) or "none"),
+        ("Difference", lambda row: signed(row[0].estimate.value)),
+        ("Interval", lambda row: interval_text(row[0].estimate.interval(level))),
+        ("p (Welch)", lambda row: "withheld" if withheld else number(float(row[1]), 2)),
     )
 
 
-def _names(first: Sweep, second: Sweep) -> tuple[str, str]:
-    """What the sweeps are called: by their plans, or by their directories if the plans have the same name."""
-    if first.plan.name != second.plan.name:
-        return first.plan.name, second.plan.name
-    return str(first.directory), str(second.directory)
-
-
-def _unlike(first: Sweep, second: Sweep) -> list[str]:
+def _unlike(first: Sweep, second: Sweep, names: Sequence[str]) -> list[str]:
     """Known differences between the sweeps, and problems of either."""
-    texts = [
-        f"{name}: {problem.text}"
-        for name, sweep in zip(_names(first, second), (first, second), strict=True)
-        for problem in sweep.problems
-    ]
+    sweeps = zip(names, (first, second), strict=True)
+    texts = [f"{name}: {problem.text}" for name, sweep in sweeps for problem in sweep.problems]
     if shared := _shared(first, second):
         texts.append(f"{count(shared, 'result')} of the grids are in both: the sweeps are not independent.")
     before, after = _settings(first), _settings(second)
@@ -186,9 +168,8 @@ def _shared(first: Sweep, second: Sweep) -> int:
 
 def _settings(sweep: Sweep) -> dict[str, str]:
     """The hyperparameters that all runs of the grid share."""
-    settings = [run.settings for run in sweep.grid.values() if run.settings]
-    shared = set.intersection(*(set(one.items()) for one in settings)) if settings else set()
-    return dict(sorted(shared))
+    settings = [set(run.settings.items()) for run in sweep.grid.values() if run.settings]
+    return dict(sorted(set.intersection(*settings))) if settings else {}
 
 
 def _starts(sweep: Sweep) -> str:
@@ -199,11 +180,3 @@ def _starts(sweep: Sweep) -> str:
 
 def _versions(sweep: Sweep) -> str:
     return ", ".join(sorted({f"{k} {v}" for run in sweep.runs for k, v in run.versions.items()}))
-
-
-def _as_text(table: Table) -> list[str]:
-    """A table in columns of equal width, for a terminal."""
-    rows = [table.header, *table.cells]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return ["", table.caption, *(line.rstrip() for line in lines)]

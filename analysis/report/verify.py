@@ -17,9 +17,9 @@ from typing import Any
 
 from analysis.report.agreement import Printed, differences, line_differences, same_drawing
 from analysis.report.assessment import load_assessment
-from analysis.report.build import CHECKSUM, Report, checksum_of, code_version, compose, engines
+from analysis.report.build import CHECKSUM, checksum_of, code_version, compose, engines
 from analysis.report.sections import Builder
-from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
+from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA
 from analysis.results.store import DamagedFileError, read_bytes, read_json
 from analysis.results.sweep import Sweep
 from analysis.stats.text import printed
@@ -63,16 +63,21 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     if not (folder / NUMBERS).exists():
         raise ConfigurationError(f"{path}: a report with {NUMBERS} beside it is expected; write one first")
     written = _read_numbers(folder / NUMBERS)
-    name = _at(written, "page", "name")
-    page = path if path.suffix == ".html" else folder / (Path(name).name if isinstance(name, str) else REPORT)
+    page = path if path.suffix == ".html" else folder / Path(str(_at(written, "page", "name"))).name
     if page == path and not os.path.lexists(page):
         raise ConfigurationError(f"{page}: there is no such page; write one first")
     assessment = load_assessment(folder / written["runs"])
+    made = written.get("made")
     with printed() as values:
-        report = compose(assessment, page, added, _made(written))
+        expected, numbers = compose(assessment, page, added, made if isinstance(made, dict) else {})
     found = Verification(assessment.sweep)
-    _check_files(written, page, found)
-    _compare(written, report, page, Printed(values), found, tuple(added))
+    # A hash says only that the files are as they were written
+    if written.get(CHECKSUM) != checksum_of(written):
+        found.differences.append(f"{NUMBERS}: was changed after it was written: it has another checksum")
+    hashed = hashlib.sha256(read_bytes(page)).hexdigest() if os.path.lexists(page) else ""
+    if hashed and hashed != _at(written, "page", "sha256"):
+        found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
+    _compare(written, numbers, page, expected, Printed(values), found, tuple(added))
     # A page can agree with files that are not those of its plan
     found.differences += found.sweep.invalid
     unread = [problem.text for problem in found.sweep.problems if problem.unread]
@@ -89,56 +94,37 @@ def _read_numbers(path: Path) -> dict[str, Any]:
     return written
 
 
-def _made(written: dict[str, Any]) -> dict[str, str]:
-    """Day and machine of the report, as recorded."""
-    made = written.get("made")
-    return {str(key): str(value) for key, value in made.items()} if isinstance(made, dict) else {}
-
-
-def _check_files(written: dict[str, Any], page: Path, found: Verification) -> None:
-    """Whether `results.json` and the page are the files that were written."""
-    if CHECKSUM not in written:
-        found.not_compared.append(f"{NUMBERS}: has no checksum, as it was written by an earlier version")
-    elif written[CHECKSUM] != checksum_of(written):
-        found.differences.append(f"{NUMBERS}: was changed after it was written: it has another checksum")
-    if not os.path.lexists(page):
-        return
-    recorded = _at(written, "page", "sha256")
-    if recorded is None:
-        found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")
-    elif hashlib.sha256(read_bytes(page)).hexdigest() != recorded:
-        found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
-
-
 def _compare(
     written: dict[str, Any],
-    report: Report,
+    numbers: dict[str, Any],
     page: Path,
+    content: bytes,
     values: Printed,
     found: Verification,
     added: tuple[Builder, ...],
 ) -> None:
     """Compare numbers, text and drawings."""
-    expected = json.loads(json.dumps(report.numbers))
+    expected = json.loads(json.dumps(numbers))
     ours, theirs = ({k: v for k, v in one.items() if k not in _APART} for one in (written, expected))
-    of_code = []
-    for keys, line in differences(ours, theirs, values):
-        if not any(keys[: len(copied)] == copied for copied in _COPIED):
-            of_code.append(f"{NUMBERS}: {line}")
+    of_code = [
+        f"{NUMBERS}: {line}"
+        for keys, line in differences(ours, theirs, values)
+        if not any(keys[: len(copied)] == copied for copied in _COPIED)
+    ]
     for copied in _COPIED:
         one, other = (_at(document, *copied) for document in (ours, theirs))
         lines = differences(one, other, values, copied, copied=True)
         found.differences += [f"{NUMBERS}: {line}" for _, line in lines]
     if os.path.lexists(page):
-        of_code += _of_page(written, page, report.page, values, found)
-    code = code_version(added)
-    if written.get("code") == code or not of_code:
+        of_code += _of_page(written, page, content, values, found)
+    code, now = written.get("code"), code_version(added)
+    if code == now or not of_code:
         found.differences += of_code
         return
     more = f" (and {len(of_code) - _LISTED} more)" if len(of_code) > _LISTED else ""
+    by, here = (f"version {_at(one, 'version')} ({str(_at(one, 'sources'))[:12]})" for one in (code, now))
     found.not_compared.append(
-        f"{len(of_code)} numbers or lines{more}, which differ: the report was written by "
-        f"{_code(written.get('code'))}, this is {_code(code)}"
+        f"{len(of_code)} numbers or lines{more}, which differ: the report was written by {by}, this is {here}"
     )
     found.not_compared += of_code[:_LISTED]
 
@@ -158,28 +144,16 @@ def _of_page(
         for number, pair in enumerate(zip(*drawings, strict=True), start=1)
         if not same_drawing(*pair)
     ]
-    if changed and written.get("engines") != engines():
+    then, now = written.get("engines"), engines()
+    if changed and then != now:
+        other = (
+            f"{name} {_at(then, name)} (here {now[name]})" for name in now if _at(then, name) != now[name]
+        )
         found.not_compared.append(
-            f"{page.name}: {len(changed)} of its drawings, which were made under "
-            f"{_versions(written.get('engines'))}"
+            f"{page.name}: {len(changed)} of its drawings, which were made under {', '.join(other)}"
         )
         return lines
     return [*lines, *changed]
-
-
-def _versions(written: Any) -> str:
-    """Names and versions of the libraries whose version differs."""
-    if not isinstance(written, dict):
-        return "unknown versions"
-    now = engines()
-    other = [name for name in now if written.get(name) != now[name]]
-    return ", ".join(f"{name} {written.get(name)} (here {now[name]})" for name in other)
-
-
-def _code(code: Any) -> str:
-    if not isinstance(code, dict):
-        return "a version that did not record itself"
-    return f"version {code.get('version')} ({str(code.get('sources'))[:12]})"
 
 
 def _at(value: Any, *keys: str) -> Any:

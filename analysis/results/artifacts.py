@@ -62,11 +62,6 @@ class ValueSnapshot:
     reference_mass: Numbers | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def exact(self) -> bool:
-        """Whether the KL of each prompt is known exactly."""
-        return self.standard_error is not None and not self.standard_error.any()
-
 
 def _snapshot(content: Any) -> Any:
     """A snapshot with a label, and its standard from `exact`, or from `independent` with its error."""

@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,19 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     """
     stitched: dict[str, dict[int, float | None]] = {}
     for path in sorted(metrics.rglob("*.csv"), key=_attempt):
-        with path.open(newline="") as file:
-            text = file.read()
+        text = path.read_text()
         # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
-        lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
-        attempt = _read_curves(csv.DictReader(lines))
+        rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines(keepends=True))
+        attempt: dict[str, dict[int, float | None]] = {}
+        for row in rows:
+            for name, value in row.items():
+                if name.startswith(_CURVES) and value:
+                    rounded = float(f"{float(value):.{_DIGITS}g}")
+                    points = attempt.setdefault(name, {})
+                    points[int(row[schema.STEP])] = rounded if math.isfinite(rounded) else None
         for name, points in attempt.items():
-            first = min(points)
-            before = {step: value for step, value in stitched.get(name, {}).items() if step < first}
-            stitched[name] = before | points
+            first, earlier = min(points), stitched.get(name, {}).items()
+            stitched[name] = {step: value for step, value in earlier if step < first} | points
     return {
         name: {"step": sorted(points), "value": [points[step] for step in sorted(points)]}
         for name, points in sorted(stitched.items())
@@ -55,15 +58,3 @@ def _attempt(path: Path) -> int:
     if not found:
         raise ValueError(f"{path}: must have the number of its attempt, attempt_N, in its path")
     return int(found[-1])
-
-
-def _read_curves(rows: Iterable[dict[str, str]]) -> dict[str, dict[int, float | None]]:
-    points: dict[str, dict[int, float | None]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name.startswith(_CURVES) and value:
-                rounded = float(f"{float(value):.{_DIGITS}g}")
-                points.setdefault(name, {})[int(row[schema.STEP])] = (
-                    rounded if math.isfinite(rounded) else None
-                )
-    return points

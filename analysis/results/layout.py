@@ -45,8 +45,3 @@ def result_paths(directory: Path, folder: str = RESULTS) -> list[Path]:
 def workdir(directory: Path, cell_id: str) -> Path:
     """The working directory of a cell."""
     return directory / CELLS / cell_id
-
-
-def has_begun(directory: Path) -> bool:
-    """Whether a cell of the sweep was ever started; from then on, changes of the plan are recorded."""
-    return any(next((directory / name).glob("*"), None) for name in (RESULTS, FAILED, CELLS))

@@ -1,8 +1,8 @@
-"""The locked plan: the plan before the results, and every later change.
+"""The locked plan: the plan before the results, every later change, and the rates chosen for its arms.
 
-`hash` covers the rest of the file, apart from the choice of rates, which the results of the tuning stage give
-(see `rate_choice`): the content (plan, configurations, code and versions), the cells it expands to, and the
-history, which has the hash of each earlier version.
+`hash` covers the rest of the file, apart from the choice of rates (see `design.rates`): the content (plan,
+configurations, code and versions), the cells it expands to, and the history, which has the hash of each
+earlier version.
 
 The hash reveals accidental or partial edits, but not edits by someone who recomputes it. To detect those,
 compare it with a hash published elsewhere, such as in a commit.
@@ -30,34 +30,44 @@ CONFIGS, ARMS, IMPORTED = "configs", "arms", "imported"
 CHOICE = "choice"
 
 
-@dataclass(frozen=True, config=CLOSED)
-class Origin:
-    """Where imported runs come from.
+@dataclass(frozen=True, config=CLOSED, kw_only=True)
+class Stated:
+    """What a mapping says about imported logs.
+
+    Args:
+        columns: Names of the columns for arm, beta, replicate, seed, reward, kl, step and run. Without a
+            column of seeds, the name of a replicate is its seed. With a column of steps, a run has several
+            rows, the last of which is its result. {arm}, {beta}, {replicate} and {run} in the name of a
+            metric's column mean that each run has a separate column.
+        runs: Arm, beta and replicate of each run, by name, for logs that have only `run`.
+        kl_unit: "sequence" states that all logged KLs are KL(policy || reference), summed over a completion.
+            Without it there is no verdict where those of two arms differ so much that one may be per token.
+        reward_unit: "task" states that all logged rewards are those of the task: of one function, scale and
+            sign, without a penalty. Without it there is no verdict where those of two arms differ as if not.
+        incomplete: What is done where a run is missing: "withhold" gives no verdict, "leave_out_replicate"
+            leaves out the runs of its replicate at its beta, in all arms.
+    """
+
+    columns: dict[str, str]
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kl_unit: Literal["sequence"] | None = None
+    reward_unit: Literal["task"] | None = None
+    incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
+
+
+@dataclass(frozen=True, config=CLOSED, kw_only=True)
+class Origin(Stated):
+    """Where imported runs come from, and what was stated about them.
 
     Args:
         source: The name of the log or the folder.
         files: Name of each log -> SHA-256 of its bytes.
-        columns: What is read of a row -> its column.
-        runs: Name of a run -> arm, beta and replicate, for logs that have only its name.
-        kl_unit: "sequence" if that was stated of all KLs; None if they may be per token.
-        reward_unit: "task" if that was stated of all rewards; None if some may be penalised.
-        incomplete: What is done where a run is missing: no verdict, or the replicate is left out at its beta.
         repeated_rows: Number of rows that stood in the logs before.
     """
 
     source: str
     files: dict[str, str]
-    columns: dict[str, str]
-    runs: dict[str, Any] = field(default_factory=dict)
-    kl_unit: Literal["sequence"] | None = None
-    reward_unit: Literal["task"] | None = None
-    incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
     repeated_rows: Count = 0
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether the replicate of a missing run is left out, at its beta."""
-        return self.incomplete == "leave_out_replicate"
 
 
 @dataclass(frozen=True, config=CLOSED)

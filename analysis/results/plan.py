@@ -13,6 +13,8 @@ from pydantic.dataclasses import dataclass
 
 # Unknown keys, NaN and infinities are errors.
 CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+# The same for results, in which null replaces numbers that are not finite.
+WITH_NAN = ConfigDict(**{**CLOSED, "allow_inf_nan": True})
 # The commands of a stage: the training of a run, and a study, which trains nothing.
 FIT, STUDY = "fit", "study"
 # Configuration keys of a run that the design sets, and that of the KL estimator.
@@ -65,12 +67,7 @@ def _arms(content: Any) -> Any:
     return {name: {ESTIMATOR: name} for name in content}
 
 
-def _as_in_json(value: Any) -> Any:
-    """A value of an arm, with the indices of beta as text."""
-    return value if (each := by_beta(value)) is None else {BY_BETA: each}
-
-
-def _betas(content: Any) -> Any:
+def _numbered(content: Any) -> Any:
     return dict(enumerate(content)) if isinstance(content, list) else content
 
 
@@ -104,8 +101,8 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 # A name stands beside every number
 Name = Annotated[str, Field(max_length=200)]
 Label = Annotated[Name, AfterValidator(_label)]
-Value = Annotated[Any, BeforeValidator(_as_in_json)]
-# Keys of mappings are text in JSON
+# With the indices of beta as text, as keys of mappings are in JSON
+Value = Annotated[Any, BeforeValidator(lambda value: {BY_BETA: each} if (each := by_beta(value)) else value)]
 Index = Annotated[int, Field(ge=0)]
 
 
@@ -161,7 +158,7 @@ class Grid:
     """
 
     arms: Annotated[dict[Label, dict[str, Value]], BeforeValidator(_arms)]
-    beta: Annotated[dict[Index, Weight], BeforeValidator(_betas)]
+    beta: Annotated[dict[Index, Weight], BeforeValidator(_numbered)]
     replicates: StrictInt = 10
     blocks: dict[Label, Block] = field(default_factory=dict)
 
@@ -297,9 +294,15 @@ class Plan:
         return [name for name in self.stages if name in shared]
 
     def overrides(self, place: Point | Trial) -> dict[str, Any]:
-        """Configuration key -> the value that the block and the arm of a run of the last stage give it."""
+        """Configuration key -> the value that block, arm and rate give a run of the last stage."""
         own = self.grid.overrides(place.arm, place.beta_index)
-        return {**self.grid.block(place.replicate).overrides, **own}
+        rate = {self.tuning.key: place.rate} if self.tuning and isinstance(place, Trial) else {}
+        return {**self.grid.block(place.replicate).overrides, **own, **rate}
+
+    def title(self, place: tuple[str, int, int]) -> str:
+        """The name of a run of the grid on a page."""
+        arm, index, replicate = place
+        return f"{arm}, β = {self.grid.beta[index]:g}, replicate {replicate}"
 
     def inputs(self, replicate: int) -> dict[str, str]:
         """Configuration key -> the stage whose checkpoint a run of the last stage receives."""

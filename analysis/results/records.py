@@ -12,7 +12,6 @@ import numpy.typing as npt
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     StrictBool,
@@ -23,16 +22,16 @@ from pydantic.dataclasses import dataclass
 
 from analysis.results.artifacts import STUDIES, Study, read_studies
 from analysis.results.layout import RESULTS
-from analysis.results.plan import CLOSED, Point, Trial
+from analysis.results.plan import CLOSED, WITH_NAN, Point, Trial
 from analysis.results.store import MALFORMED, DamagedFileError, read_json, read_result, reason
 from lit_klrb import schema
 
+# The key of J = reward - beta * KL.
+OBJECTIVE = "objective"
 # Larger numbers, whose fourth powers overflow, are not results; those of float32 are below this one.
 LARGEST_VALUE = 1e39
 # Maximum relative error of a value that is published with four significant digits.
 _ROUNDING = 6e-4
-# Null replaces numbers that are not finite.
-_WITH_NAN = ConfigDict(**{**CLOSED, "allow_inf_nan": True})
 
 
 def _bounded(value: float) -> float:
@@ -75,13 +74,6 @@ class Arm:
         default_factory=dict
     )
 
-    @property
-    def name(self) -> str:
-        """The estimator, and whether it is biased, or else the module."""
-        if self.estimator is None:
-            return self.module or "unknown"
-        return f"{self.estimator}{', biased' if self.biased else ''}"
-
 
 @dataclass(frozen=True, config=CLOSED)
 class Cell:
@@ -112,10 +104,10 @@ class Cell:
     tuned_by: str = ""
 
     def __str__(self) -> str:
-        where, rate = self.point or self.trial, f" rate={self.trial.rate:g}" if self.trial else ""
-        if where is None:
+        if (at := self.where) is None:
             return self.stage
-        return f"{self.stage} {where.arm}{rate} beta={where.beta} #{where.replicate}"
+        rate = f" rate={self.trial.rate:g}" if self.trial else ""
+        return f"{self.stage} {at.arm}{rate} beta={at.beta} #{at.replicate}"
 
     @property
     def title(self) -> str:
@@ -132,8 +124,12 @@ class Cell:
     @property
     def arm(self) -> str | None:
         """The arm of a cell of the grid or of the tuning stage."""
-        where = self.point or self.trial
-        return where and where.arm
+        return self.where and self.where.arm
+
+    @property
+    def where(self) -> Point | Trial | None:
+        """The position of a cell of the grid or of the tuning stage."""
+        return self.point or self.trial
 
     def record(self) -> dict[str, Any]:
         """Its written form in a published result."""
@@ -151,7 +147,7 @@ class Cell:
         return cls(id=cell_id, point=None if {*place.values()} == {None} else place, **rest)
 
 
-@dataclass(frozen=True, eq=False, config=_WITH_NAN)
+@dataclass(frozen=True, eq=False, config=WITH_NAN)
 class Curve:
     """A metric logged during training: values [T] at increasing steps [T], diverged values as `nan`."""
 
@@ -172,7 +168,7 @@ class Completion(NamedTuple):
     reward: Value
 
 
-@dataclass(frozen=True, eq=False, config=_WITH_NAN)
+@dataclass(frozen=True, eq=False, config=WITH_NAN)
 class Run:
     """A published result. If it diverged, its outcome is `nan`, regardless of the file.
 
@@ -217,15 +213,22 @@ class Run:
         return self.cell.point
 
     def outcome(self, key: str) -> float:
-        """A final metric; `nan` if absent or if the run diverged."""
+        """A final metric, or J = reward - beta * KL as "objective"; `nan` if absent or if it diverged."""
+        if key == OBJECTIVE and self.cell.where is not None:
+            return self.outcome(schema.REWARD) - self.cell.where.beta * self.outcome(schema.KL)
         return math.nan if self.diverged else self.final.get(key, math.nan)
+
+    def decisive(self, outcome: str) -> float:
+        """What decides in a plan, higher being better: J, or the negative KL."""
+        return -self.outcome(schema.KL) if outcome == schema.KL else self.outcome(OBJECTIVE)
 
     def first(self, key: str) -> float | None:
         """A metric's evaluation before the first step of training; None if there was none."""
         curve = self.curves.get(f"val/{key}")
-        if curve is None or not len(curve.step) or curve.step[0] != 0 or math.isnan(curve.value[0]):
-            return None
-        return float(curve.value[0])
+        known = (
+            curve is not None and len(curve.step) and curve.step[0] == 0 and not math.isnan(curve.value[0])
+        )
+        return float(curve.value[0]) if curve is not None and known else None
 
     @classmethod
     def of_record(cls, content: Mapping[str, Any]) -> Self:
@@ -284,10 +287,9 @@ def read_failure(path: Path, raw: bytes | None = None) -> Failure:
     """Read the record of a cell that ended without a result; a DamagedFileError if it is none."""
     content = read_json(path, raw)
     with _reading(path, "a record"):
-        if content["id"] != path.stem:
-            raise ValueError(f"holds the cell {content['id']!r}")
-        cell = Cell.of_record(content["id"], content["cell"])
-        return Failure(cell, content["attempts"], content["error"])
+        if (name := content["id"]) != path.stem:
+            raise ValueError(f"holds the cell {name!r}")
+        return Failure(Cell.of_record(name, content["cell"]), content["attempts"], content["error"])
 
 
 @contextmanager

@@ -1,23 +1,11 @@
 """What the types of a plan do not say: what excludes what, and which names must exist."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from analysis.results.plan import (
-    BETA,
-    ESTIMATOR,
-    FIT,
-    SEED,
-    STUDY,
-    TUNING,
-    Grid,
-    Plan,
-    Stage,
-    Tuning,
-    by_beta,
-    plain_key,
-)
+from analysis.results.plan import BETA, ESTIMATOR, SEED, TUNING, Grid, Plan, Stage, Tuning, by_beta, plain_key
 from analysis.results.store import canonical
 from lit_klrb.errors import ConfigurationError
 
@@ -52,16 +40,26 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ConfigurationError: If a value is not allowed; one line naming key and value.
     """
+    grid, primary, directory = plan.grid, plan.primary, plan.directory
     _check_stages(plan.stages)
-    _check_grid(plan.grid, plan.stages)
-    one_of("primary.control", plan.primary.control, plan.grid.arms)
-    for outcome in plan.primary.margins:
-        one_of("primary.margins", outcome, ("kl",) if plan.primary.outcome == "kl" else REWARD_OUTCOMES)
+    last, stage = [*plan.stages.items()][-1]
+    _check_arms(grid, dict.fromkeys(map(plain_key, stage.inputs), f"stages.{last}.inputs sets it"))
+    _check_different("grid.beta", grid.beta)
+    most = _MOST_RUNS // (len(grid.arms) * len(grid.beta))
+    allowed = f"integers from 1 to {most} (a million runs)"
+    require(1 <= grid.replicates <= most, "grid.replicates", grid.replicates, allowed)
+    _check_multiple(grid, "grid.replicates", grid.replicates)
+    require(len(grid.blocks) != 1, "grid.blocks", [*grid.blocks], "at least two blocks are expected, or none")
+    _check_different("grid.blocks", {label: asdict(block) for label, block in grid.blocks.items()})
+    for label in grid.blocks:
+        _check_block(plan, label)
+    one_of("primary.control", primary.control, grid.arms)
+    for outcome in primary.margins:
+        one_of("primary.margins", outcome, ("kl",) if primary.outcome == "kl" else REWARD_OUTCOMES)
     if plan.tuning is not None:
         _check_tuning(plan, plan.tuning)
-    require("\0" not in plan.directory, "directory", plan.directory, "no path has a null character")
-    require(bool(plan.directory.strip()), "directory", plan.directory, "the path of a directory")
-    require("://" not in plan.directory, "directory", plan.directory, "a directory of this machine")
+    usable = "\0" not in directory and "://" not in directory and bool(directory.strip())
+    require(usable, "directory", directory, "the path of a directory of this machine")
 
 
 def _check_stages(stages: Mapping[str, Stage]) -> None:
@@ -74,25 +72,12 @@ def _check_stages(stages: Mapping[str, Stage]) -> None:
         inputs = dict.fromkeys(map(plain_key, stage.inputs), f"stages.{name}.inputs already sets it")
         for key, value in stage.overrides.items():
             _check_override(f"stages.{name}.overrides.{key}", key, value, inputs)
-        if stage.command == FIT:
+        if stage.trains:
             earlier.append(name)
         else:
             require(not stage.inputs, f"stages.{name}.inputs", stage.inputs, "a study takes no checkpoint")
             grid = "a study cannot be the last stage, to which the grid applies"
-            require(name != list(stages)[-1], f"stages.{name}.command", STUDY, grid)
-
-
-def _check_grid(grid: Grid, stages: Mapping[str, Stage]) -> None:
-    last = list(stages)[-1]
-    _check_arms(grid, dict.fromkeys(map(plain_key, stages[last].inputs), f"stages.{last}.inputs sets it"))
-    require(bool(grid.beta), "grid.beta", grid.beta, "at least one weight is expected")
-    for (one, beta), (other, weight) in combinations(grid.beta.items(), 2):
-        require(beta != weight, f"grid.beta.{other}", weight, f"another weight than grid.beta.{one}")
-    most = _MOST_RUNS // (len(grid.arms) * len(grid.beta))
-    allowed = f"integers from 1 to {most} (a million runs)"
-    require(1 <= grid.replicates <= most, "grid.replicates", grid.replicates, allowed)
-    _check_multiple(grid, "grid.replicates", grid.replicates)
-    _check_blocks(grid, last, stages)
+            require(name != [*stages][-1], f"stages.{name}.command", stage.command, grid)
 
 
 def _check_multiple(grid: Grid, key: str, replicates: int) -> None:
@@ -102,26 +87,28 @@ def _check_multiple(grid: Grid, key: str, replicates: int) -> None:
     require(not blocks or replicates % blocks == 0, key, replicates, allowed)
 
 
+def _check_different(key: str, items: Mapping[Any, object]) -> None:
+    """Require at least one item, and that no two are equal; blocks are optional."""
+    require(bool(items) or key == "grid.blocks", key, items, "at least one is expected")
+    for (one, ours), (other, theirs) in combinations(items.items(), 2):
+        require(ours != theirs, f"{key}.{other}", theirs, f"{one} is the same")
+
+
 def _check_arms(grid: Grid, inputs: Mapping[str, str]) -> None:
-    require(bool(grid.arms), "grid.arms", grid.arms, "at least one arm is expected")
+    _check_different("grid.arms", grid.arms)
+    indices = [str(index) for index in grid.beta]
     for label, overrides in grid.arms.items():
         for key, value in overrides.items():
             place = f"grid.arms.{label}.{key}"
             _check_override(place, key, value, {**RESERVED, **inputs})
-            _check_by_beta(grid, place, key, value)
-    for (one, ours), (other, theirs) in combinations(grid.arms.items(), 2):
-        require(ours != theirs, f"grid.arms.{other}", theirs, f"{one} is the same")
+            if (values := by_beta(value)) is not None:
+                require({*values} == {*indices}, place, value, f"a value for each of {', '.join(indices)}")
+                estimator = f"{plain_key(key)}.".startswith(f"{ESTIMATOR}.")
+                require(not estimator, place, value, "an arm has the same estimator at every beta")
 
 
 def _check_override(place: str, key: str, value: Any, taken: Mapping[str, str]) -> None:
-    """Check a value, and that nothing else sets its key.
-
-    Args:
-        place: The key in the plan.
-        key: The configuration key.
-        value: Its value.
-        taken: Plain key -> what sets it.
-    """
+    """Check the value of a configuration key, and that nothing else sets it: `taken` is key -> what does."""
     require(plain_key(key) not in taken, place, value, taken.get(plain_key(key), ""))
     try:
         canonical(value)
@@ -129,34 +116,20 @@ def _check_override(place: str, key: str, value: Any, taken: Mapping[str, str]) 
         require(False, place, value, "plain values, lists and mappings are expected")
 
 
-def _check_by_beta(grid: Grid, place: str, key: str, value: Any) -> None:
-    values = by_beta(value)
-    if values is None:
-        return
-    indices = [str(index) for index in grid.beta]
-    require(set(values) == {*indices}, place, value, f"a value for each of {', '.join(indices)}")
-    estimator = f"{plain_key(key)}.".startswith(f"{ESTIMATOR}.")
-    require(not estimator, place, value, "an arm has the same estimator at every beta")
-
-
-def _check_blocks(grid: Grid, last: str, stages: Mapping[str, Stage]) -> None:
-    blocks, stage = grid.blocks, stages[last]
-    require(len(blocks) != 1, "grid.blocks", list(blocks), "at least two blocks are expected, or none")
+def _check_block(plan: Plan, label: str) -> None:
+    grid, block, place = plan.grid, plan.grid.blocks[label], f"grid.blocks.{label}"
+    last, stage = [*plan.stages.items()][-1]
+    above = [name for name in plan.stages if name != last and plan.stages[name].trains]
     arms = {plain_key(key): f"grid.arms.{arm} sets it" for arm in grid.arms for key in grid.arms[arm]}
-    above = [name for name in stages if name != last and stages[name].trains]
     set_there = dict.fromkeys(map(plain_key, stage.overrides), f"stages.{last}.overrides sets it")
-    for label, block in blocks.items():
-        place = f"grid.blocks.{label}"
-        for key, source in block.inputs.items():
-            one_of(f"{place}.inputs.{key}", source, above)
-            _check_override(f"{place}.inputs.{key}", key, source, RESERVED | arms | set_there)
-        inputs = dict.fromkeys(map(plain_key, {**stage.inputs, **block.inputs}), "an input sets it")
-        for key, value in block.overrides.items():
-            at_each = "only the values of an arm can differ between betas"
-            require(by_beta(value) is None, f"{place}.overrides.{key}", value, at_each)
-            _check_override(f"{place}.overrides.{key}", key, value, RESERVED | arms | inputs)
-    for (one, ours), (other, theirs) in combinations(blocks.items(), 2):
-        require(ours != theirs, "grid.blocks", [one, other], "two blocks differ")
+    for key, source in block.inputs.items():
+        one_of(f"{place}.inputs.{key}", source, above)
+        _check_override(f"{place}.inputs.{key}", key, source, RESERVED | arms | set_there)
+    inputs = dict.fromkeys(map(plain_key, {**stage.inputs, **block.inputs}), "an input sets it")
+    for key, value in block.overrides.items():
+        at_each = "only the values of an arm can differ between betas"
+        require(by_beta(value) is None, f"{place}.overrides.{key}", value, at_each)
+        _check_override(f"{place}.overrides.{key}", key, value, RESERVED | arms | inputs)
 
 
 def _check_tuning(plan: Plan, tuning: Tuning) -> None:

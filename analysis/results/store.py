@@ -102,8 +102,7 @@ def _keys(kind: Any, path: list[str]) -> list[str]:
     for part in path:
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
         kind = hints.get(part) or (get_args(kind) or (None,))[-1]
-        if type(None) in get_args(kind):
-            kind, _ = get_args(kind)
+        kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
     return [one.name for one in fields(kind)] if is_dataclass(kind) else []
 
 
@@ -190,11 +189,6 @@ def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
     return dict(content)
 
 
-def encode_failure(cell_id: str, cell: dict[str, Any], attempts: int, error: str) -> bytes:
-    """The content of the record that a cell ended without a result."""
-    return json.dumps({"id": cell_id, "cell": cell, "attempts": attempts, "error": error}, indent=1).encode()
-
-
 def archive_path(directory: Path) -> Path:
     """The path of the archive, compressed or not; that of one not compressed if there is none."""
     return present(directory / layout.ARCHIVE)
@@ -207,13 +201,11 @@ def has_archive(directory: Path) -> bool:
         ConfigurationError: If there are single results beside it, or it is there twice.
     """
     path = archive_path(directory)
-    if not os.path.lexists(path):
-        return False
-    if layout.result_paths(directory):
-        raise ConfigurationError(
-            f"{directory}: has both {path.name} and {layout.RESULTS}/; remove one of the two"
-        )
-    return True
+    found = os.path.lexists(path)
+    if found and layout.result_paths(directory):
+        both = f"{path.name} and {layout.RESULTS}/"
+        raise ConfigurationError(f"{directory}: has both {both}; remove one of the two")
+    return found
 
 
 def archive_lines(directory: Path) -> Iterator[tuple[Path, bytes]]:

@@ -2,7 +2,6 @@
 
 from analysis.stats.claims import Claim as Claim
 from analysis.stats.comparison import Comparison as Comparison, compare as compare
-from analysis.stats.decision import Decision as Decision
 from analysis.stats.pairs import Pairs as Pairs
-from analysis.stats.rules import Rules as Rules
+from analysis.stats.primary import Rules as Rules
 from analysis.stats.verdict import Outcome as Outcome, Verdict as Verdict

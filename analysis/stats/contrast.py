@@ -1,5 +1,14 @@
-"""Differences between matched runs in one outcome."""
+"""Differences between matched runs in one outcome, in J = reward - beta * KL, in the KL or in the reward.
 
+Replicates of one warm start say nothing about others. With blocks, such as several warm starts, the unit of a
+statement about others like them is the block, not the pair. Swapping the signs of B block means gives
+p-values of at least 2 ** (1 - B), .25 for three blocks, so that the test is the t test of a mean of B values.
+It is about the mean of blocks like these, and no test can see what is too rare to be among them
+(`most_unseen`).
+"""
+
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,11 +34,6 @@ class Contrast:
     weights: FloatArray
     unit: str
     ranked: bool
-
-    @property
-    def contributions(self) -> FloatArray:
-        """The contribution of each pair to the statistic of the swap test, shape [P]."""
-        return self.values * self.weights
 
 
 def equal_betas(pairs: Pairs) -> FloatArray:
@@ -91,3 +95,118 @@ def ranked(pairs: Pairs, values: FloatArray, *, lower_is_better: bool = False) -
         ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
     differences = sign * (ranks[:, 0] - ranks[:, 1])
     return Contrast(differences, equal_betas(pairs), "rank among the runs of its beta (0 to 1)", True)
+
+
+def objective(pairs: Pairs) -> FloatArray:
+    """J = reward - beta * KL at each run's own beta, shape [P, 2]; `nan` for diverged runs."""
+    return pairs.reward - pairs.beta[:, None] * pairs.kl
+
+
+def objective_contrast(pairs: Pairs) -> Contrast:
+    """The difference in J: the unweighted mean over betas of each beta's mean.
+
+    The estimate, the equivalence test and the swap test are all based on this mean.
+
+    Example:
+        >>> import numpy as np
+        >>> one = np.array([0]), np.array([0]), np.array([0])
+        >>> pairs = Pairs("a", "b", np.array([0.1]), *one, np.array([[1.0, 2.0]]), np.array([[3.0, 3.0]]))
+        >>> objective_contrast(pairs).values.round(3).tolist()
+        [0.1]
+    """
+    return difference(pairs, objective(pairs), "reward units")
+
+
+LOG_RATIO = "log ratio"
+"""The unit of estimates that are shown as ratios."""
+
+
+def kl_contrast(pairs: Pairs) -> Contrast:
+    """The difference in KL, in nats: the unweighted mean over betas."""
+    return difference(pairs, pairs.kl, "nats", lower_is_better=True)
+
+
+def log_kl_contrast(pairs: Pairs) -> Contrast:
+    """The mean log ratio of the KLs with equal weights for all betas; by rank if a KL has no logarithm."""
+    if (pairs.kl <= 0).any():
+        return ranked(pairs, pairs.kl, lower_is_better=True)
+    return difference(pairs, np.log(pairs.kl), LOG_RATIO, lower_is_better=True)
+
+
+def reward_contrast(pairs: Pairs) -> Contrast:
+    """The difference in reward: the unweighted mean over betas."""
+    return difference(pairs, pairs.reward, "reward units")
+
+
+def kl_ratio(pairs: Pairs) -> float:
+    """The geometric mean of KL(treatment) / KL(control) over pairs with positive KLs; `nan` without any.
+
+    Example:
+        >>> one = np.array([0]), np.array([0]), np.array([0])
+        >>> pairs = Pairs("a", "b", np.array([0.1]), *one, np.array([[1.0, 2.0]]), np.array([[3.0, 3.0]]))
+        >>> kl_ratio(pairs)
+        0.5
+    """
+    usable = (np.isfinite(pairs.kl) & (pairs.kl > 0)).all(axis=1)
+    logs = np.log(pairs.kl[usable])
+    return float(np.exp((logs[:, 0] - logs[:, 1]).mean())) if usable.any() else math.nan
+
+
+# Blocks' differences with mean 0, in simulations: name -> draws of a shape.
+_COLLAPSES = 0.1
+NULLS: dict[str, Callable[[np.random.Generator, tuple[int, int]], FloatArray]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "t with 3 degrees of freedom": lambda rng, shape: rng.standard_t(3, size=shape),
+    "normal, SDs from .3 to 2": lambda rng, shape: rng.normal(size=shape) * np.linspace(0.3, 2, shape[1]),
+    "log-normal": lambda rng, shape: np.exp(rng.normal(size=shape)) - np.exp(0.5),
+    "a gain that 10 % of the blocks lose by collapsing": lambda rng, shape: (
+        0.8 + 0.5 * rng.normal(size=shape) - 0.8 / _COLLAPSES * (rng.random(shape) < _COLLAPSES)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TTest:
+    """The two-sided t test of a mean.
+
+    Attributes:
+        p_value: Its p-value.
+        blocks: Number of blocks, if it is over blocks; 0 otherwise.
+        attainable: The smallest p-value that it can attain.
+    """
+
+    p_value: float
+    blocks: int = 0
+    attainable: float = 0.0
+
+
+def most_unseen(blocks: int) -> float:
+    """The largest share of blocks that collapse, if none of some does: Clopper and Pearson's 95% bound.
+
+    Example:
+        >>> round(most_unseen(8), 3)
+        0.369
+    """
+    return float(stats.binomtest(0, blocks).proportion_ci(0.95, "exact").high)
+
+
+def rejections(blocks: int, level: float, sweeps: int = 4_000) -> dict[str, tuple[float, float]]:
+    """Shares of simulated sweeps without a mean difference in which the t test says better, and worse.
+
+    Args:
+        blocks: Number of blocks.
+        level: Level of the test.
+        sweeps: Number of simulated sweeps.
+
+    Returns:
+        Name of the distribution of a block's difference -> the two shares.
+    """
+    found = {}
+    for name, draw in NULLS.items():
+        means = draw(np.random.default_rng(blocks), (sweeps, blocks))
+        statistic, p_values = stats.ttest_1samp(means, 0.0, axis=1)
+        found[name] = (
+            float(((p_values <= level) & (statistic > 0)).mean()),
+            float(((p_values <= level) & (statistic < 0)).mean()),
+        )
+    return found

@@ -1,17 +1,99 @@
-"""Variance of the gradients of KL, reward and objective under several estimators, from one Gram matrix."""
+"""Variance of the gradients of KL, reward and objective under several estimators, from Gram matrices.
+
+Two estimators are compared on the same batches, by the 2B x 2B inner products of their gradients. What
+differs between batches (prompts and completions, or completions only), the batch size, and the term whose
+gradient it is (KL, reward or both) are part of the claim.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from analysis.stats.claims import Claim
-from analysis.stats.correction import corrected, one_step
-from analysis.stats.gradient_variance import GradientVariance, compare_gradient_variance
-from analysis.stats.kl_reward import LOG_RATIO
+from analysis.stats.contrast import LOG_RATIO
+from analysis.stats.intervals import Estimate, log_ratio
+from analysis.stats.inversion import ratio_swap_test
 from analysis.stats.pairs import FloatArray
-from analysis.stats.swaps import swap_test
+from analysis.stats.primary import corrected, one_step
+from analysis.stats.swaps import SwapTest, swap_test
 from analysis.stats.verdict import Verdict
+
+HEAVY_SHARE = 0.2
+"""If one batch has more than this share of a trace, the comparison is inconclusive."""
+
+
+@dataclass(frozen=True)
+class GradientVariance:
+    """Comparison of tr Cov(g) between treatment and control.
+
+    Attributes:
+        log_ratio: Log of the ratio treatment / control, with a jackknife standard error over batches.
+        test: Sign flips of the differences of squared distances to each estimator's mean.
+        exact_test: Sign flips on disjoint pairs of batches, with an interval of the log ratio: exact for any
+            number of batches, less powerful.
+        kurtosis: Kurtosis of the squared distances of treatment and control (3 for a Gaussian).
+        top_share: Largest share of one batch in the trace of treatment and control.
+        batches: Number of batches, B.
+    """
+
+    log_ratio: Estimate
+    test: SwapTest
+    exact_test: SwapTest
+    kurtosis: tuple[float, float]
+    top_share: tuple[float, float]
+    batches: int
+
+
+def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
+    """Test tr Cov(g_treatment) = tr Cov(g_control) on the same B batches.
+
+    With d_b = ||g_b - mean||^2 and z_b = d_b(control) - d_b(treatment), mean z = 0 is the vector form of
+    Pitman and Morgan's tr Cov(g_1 + g_2, g_1 - g_2) = 0. Sign flips of z are exact if the centred pair is
+    exchangeable, which centring on the same batches violates slightly; the test on disjoint pairs is exact.
+
+    Args:
+        gram: Inner products in float64, shape [2B, 2B]: the treatment's B batch gradients first, then the
+            control's on the same batches in the same order.
+
+    Raises:
+        ValueError: If the matrix is not finite, or not of shape [2B, 2B] with B >= 4.
+    """
+    side = len(gram)
+    if gram.shape != (side, side) or side % 2 or side < 8 or not np.isfinite(gram).all():
+        raise ValueError(f"gram must be finite with shape [2B, 2B] and B >= 4, got {gram.shape}")
+    distances = squared_distances(gram)
+    traces = distances.sum(axis=1)
+    return GradientVariance(
+        # Without batch b, a trace is S - d_b B / (B - 1)
+        log_ratio(traces, traces[:, None] - distances * side / (side - 2)),
+        swap_test(distances[1] - distances[0]),
+        ratio_swap_test(*disjoint_halves(gram))[1],
+        tuple(float(k) for k in stats.kurtosis(distances, axis=1, fisher=False)),  # type: ignore[arg-type]
+        tuple(float(share) for share in distances.max(axis=1) / np.maximum(traces, np.finfo(float).tiny)),  # type: ignore[arg-type]
+        side // 2,
+    )
+
+
+def squared_distances(gram: FloatArray) -> FloatArray:
+    """||g_b - mean||^2 of each batch under each estimator, shape [2, B]."""
+    batches = len(gram) // 2
+    parts = (gram[:batches, :batches], gram[batches:, batches:])
+    return np.stack([np.diag(part) - 2 * part.mean(axis=1) + part.mean() for part in parts])
+
+
+def disjoint_halves(gram: FloatArray) -> FloatArray:
+    """v_j = ||g_2j-1 - g_2j||^2 / 2 of treatment and control over disjoint pairs, shape [2, B / 2]."""
+    batches = len(gram) // 2
+    first = np.arange(0, batches - 1, 2)
+
+    def halves(offset: int) -> FloatArray:
+        one, two = offset + first, offset + first + 1
+        return np.asarray(gram[one, one] + gram[two, two] - 2 * gram[one, two]) / 2
+
+    return np.stack([halves(0), halves(batches)])
+
 
 TERMS = ("KL", "total")
 # With fewer of either, no claim is made.
@@ -32,11 +114,6 @@ class NoiseSnapshot:
     step: int
     gram: FloatArray
     estimators: Sequence[str]
-
-    @property
-    def batches(self) -> int:
-        """Number of batches, B."""
-        return len(self.gram) // (1 + len(self.estimators))
 
     def noise(self, term: str, estimator: str) -> float:
         """The trace of the covariance of a batch's gradient."""
@@ -60,16 +137,14 @@ class NoiseSnapshot:
 
         The gradient of the KL is that of the objective minus that of the reward.
         """
-        count = self.batches
-        rows = np.zeros((len(estimators) * count, len(self.gram)))
-        for index, estimator in enumerate(estimators):
-            place = slice(index * count, (index + 1) * count)
-            first = (1 + self.estimators.index(estimator)) * count
-            if term != "reward":
-                rows[place, first : first + count] = np.eye(count)
-            if term != "total":
-                rows[place, :count] = np.eye(count) * (1 if term == "reward" else -1)
-        return np.asarray(rows @ self.gram @ rows.T)
+        blocks = np.arange(len(self.gram)).reshape(1 + len(self.estimators), -1)
+        rows = blocks[[1 + self.estimators.index(name) for name in estimators]].ravel()
+        reward = np.tile(blocks[0], len(estimators))
+        if term == "KL":
+            less = self.gram[rows] - self.gram[reward]
+            return np.asarray(less[:, rows] - less[:, reward])
+        place = reward if term == "reward" else rows
+        return np.asarray(self.gram[np.ix_(place, place)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,25 +177,14 @@ def compare_noise(
         for name in snapshot.estimators
         if name != control
     ]
-    verdicts = corrected(
-        [
-            Verdict(
-                _claim(term, name, snapshot.step),
-                name,
-                control,
-                variance.log_ratio,
-                LOG_RATIO,
-                variance.exact_test,
-                variance.batches,
-                doubt=_doubt(variance, len(snapshots)),
-            )
-            for snapshot, term, name, variance in compared
-        ],
-        alpha,
-    )
+    verdicts = []
+    for snapshot, term, name, variance in compared:
+        given = variance.log_ratio, LOG_RATIO, variance.exact_test, variance.batches
+        doubt = _doubt(variance, len(snapshots))
+        verdicts.append(Verdict(_claim(term, name, snapshot.step), name, control, *given, doubt=doubt))
+    found = zip(compared, corrected(verdicts, alpha), strict=True)
     return [
-        NoiseFinding(snapshot, term, variance, verdict)
-        for (snapshot, term, _, variance), verdict in zip(compared, verdicts, strict=True)
+        NoiseFinding(snapshot, term, variance, verdict) for (snapshot, term, _, variance), verdict in found
     ]
 
 
@@ -160,11 +224,10 @@ def compare_layers(
         if name != control
     ]
     p_values = [swap_test(theirs - own).p_value for *_, own, theirs in compared]
+    adjusted = one_step(p_values).tolist()
     return [
-        LayerFinding(layer, term, name, float(own.mean() / theirs.mean()), p, adjusted)
-        for (layer, term, name, own, theirs), p, adjusted in zip(
-            compared, p_values, one_step(p_values).tolist(), strict=True
-        )
+        LayerFinding(layer, term, name, float(own.mean() / theirs.mean()), *p)
+        for (layer, term, name, own, theirs), *p in zip(compared, p_values, adjusted, strict=True)
     ]
 
 
@@ -181,7 +244,7 @@ def _claim(term: str, treatment: str, step: int) -> Claim:
 
 
 def _doubt(variance: GradientVariance, snapshots: int) -> str:
-    if variance.heavy_tailed:
+    if max(variance.top_share) > HEAVY_SHARE:
         return "heavy tails, one batch has more than a fifth of the variance"
     if variance.batches < ENOUGH_BATCHES:
         return f"fewer than {ENOUGH_BATCHES} batches"

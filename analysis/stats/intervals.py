@@ -132,19 +132,6 @@ def detectable_effect(degrees: float, alpha: float, power: float, *, pilot: floa
     )
 
 
-def jackknife_error(left_out: FloatArray) -> float:
-    """Standard error of a statistic from its n leave-one-out values, shape [n].
-
-    Example:
-        >>> values = np.array([1.0, 2.0, 6.0])
-        >>> means = (values.sum() - values) / 2                        # for a mean: the usual one
-        >>> bool(np.isclose(jackknife_error(means), values.std(ddof=1) / np.sqrt(3)))
-        True
-    """
-    deviations = left_out - left_out.mean()
-    return math.sqrt((len(left_out) - 1) / len(left_out) * float(deviations @ deviations))
-
-
 def log_ratio(sums: FloatArray, left_out: FloatArray) -> Estimate:
     """The log of the ratio of two sums, with its jackknife standard error.
 
@@ -157,8 +144,10 @@ def log_ratio(sums: FloatArray, left_out: FloatArray) -> Estimate:
     """
     if not (left_out > 0).all():
         return Estimate(math.nan)
-    error = jackknife_error(np.log(left_out[0] / left_out[1]))
-    return Estimate(float(np.log(sums[0] / sums[1])), error, left_out.shape[1] - 1.0)
+    count, logs = left_out.shape[1], np.log(left_out[0] / left_out[1])
+    deviations = logs - logs.mean()
+    error = math.sqrt((count - 1) / count * float(deviations @ deviations))
+    return Estimate(float(np.log(sums[0] / sums[1])), error, count - 1.0)
 
 
 def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -> Estimate:

@@ -1,14 +1,165 @@
-"""Spread and bias of KL estimates, all computed on the same completions of the same prompts."""
+"""Spread and bias of KL estimates, all computed on the same completions of the same prompts.
 
+Unbiasedness is tested as equivalence within a margin: "not significantly biased" does not imply unbiased. If
+a model can be enumerated, it is verified exactly instead.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
+from scipy import stats
 
-from analysis.stats.bias import BiasVerdict, reference_bias, standard_bias
-from analysis.stats.correction import one_step
-from analysis.stats.intervals import Estimate, log_ratio
+from analysis.stats.intervals import Estimate, Interval, log_ratio
 from analysis.stats.pairs import FloatArray
+
+# Level of each test.
+ALPHA = 0.05
+# A distribution with at least this tail index has no variance; with fewer values in the tail the index cannot
+# be estimated.
+_NO_VARIANCE = 0.5
+_ENOUGH_IN_TAIL = 20
+
+
+class BiasOutcome(Enum):
+    """What can be concluded about a bias."""
+
+    EQUIVALENT = "unbiased within the margin"
+    BIASED = "biased"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class BiasVerdict:
+    """An estimated bias and its tests.
+
+    Attributes:
+        estimate: The bias, in the unit of `margin`.
+        margin: Largest bias that is regarded as none, fixed in the plan.
+        tail: `tail_index` of the differences whose mean is tested; NaN if unknown.
+        family: Number of biases over which both tests are corrected.
+    """
+
+    estimate: Estimate
+    margin: float
+    tail: float = math.nan
+    family: int = 1
+
+    @property
+    def equivalence_p(self) -> float:
+        """The larger p-value of the two one-sided tests, corrected."""
+        return float(np.minimum(1.0, self.estimate.equivalence_p(self.margin) * self.family))
+
+    @property
+    def difference_p(self) -> float:
+        """The p-value of the two-sided test of no bias, corrected."""
+        return float(np.minimum(1.0, self.estimate.p_value * self.family))
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval that means equivalence if it is within the margin: of 90% for a single bias."""
+        return self.estimate.interval(1 - 2 * ALPHA / self.family)
+
+    @property
+    def heavy_tailed(self) -> bool:
+        """Whether the tail is too heavy for the standard error of a mean, and therefore for both tests.
+
+        The mean may then be dominated by values so rare that the samples contain none of them.
+        """
+        return self.tail >= _NO_VARIANCE
+
+    @property
+    def outcome(self) -> BiasOutcome:
+        """Equivalent if both one-sided tests reject, biased if there is a difference beyond the margin.
+
+        Always inconclusive if the tail is heavy.
+        """
+        if self.heavy_tailed:
+            return BiasOutcome.INCONCLUSIVE
+        if self.equivalence_p <= ALPHA:
+            return BiasOutcome.EQUIVALENT
+        if self.difference_p <= ALPHA and abs(self.estimate.value) > self.margin:
+            return BiasOutcome.BIASED
+        return BiasOutcome.INCONCLUSIVE
+
+
+def reference_bias(values: FloatArray, reference: FloatArray, *, tolerance: float = 0.01) -> BiasVerdict:
+    """Test whether estimates have the same mean as an unbiased reference estimator on the same samples.
+
+    Args:
+        values: Estimates, shape [N].
+        reference: Estimates of the reference from the same samples, shape [N].
+        tolerance: Margin as a fraction of the reference's mean.
+    """
+    differences = values - reference
+    margin = abs(tolerance * float(reference.mean()))
+    if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
+        return BiasVerdict(Estimate(float(differences[0]), 0.0, math.inf), margin)
+    return BiasVerdict(Estimate.of_mean(differences), margin, tail_index(differences))
+
+
+def standard_bias(
+    values: FloatArray, standard: FloatArray, standard_error: FloatArray, *, tolerance: float = 0.01
+) -> BiasVerdict:
+    """Test whether estimates have a mean that is known exactly, or from an independent sample.
+
+    What is found holds for these prompts: the variance is that of their completions and of the independent
+    sample (Welch).
+
+    Args:
+        values: Independent estimates for each prompt, shape [P, N].
+        standard: The KL of each prompt, shape [P].
+        standard_error: Its standard errors, shape [P]; zeros if exact.
+        tolerance: Margin as a fraction of the mean of `standard`.
+
+    Example:
+        >>> values = np.random.default_rng(0).normal(1.0, 0.1, size=(4, 1000))
+        >>> standard_bias(values, np.ones(4), np.zeros(4), tolerance=0.05).outcome.name
+        'EQUIVALENT'
+        >>> standard_bias(values + 0.2, np.ones(4), np.zeros(4), tolerance=0.05).outcome.name
+        'BIASED'
+    """
+    prompts, count = values.shape
+    bias = float(values.mean() - standard.mean())
+    own, others = values.var(axis=1, ddof=1) / count, standard_error**2
+    error = float(np.sqrt((own + others).sum()) / prompts)
+    margin = abs(tolerance * float(standard.mean()))
+    if error == 0:  # known exactly
+        return BiasVerdict(Estimate(bias, 0.0, math.inf), margin)
+    degrees = float((own + others).sum() ** 2 / (own**2).sum() * (count - 1)) if own.any() else math.inf
+    deviations = (values - values.mean(axis=1, keepdims=True)).ravel()
+    return BiasVerdict(Estimate(bias, error, degrees), margin, tail_index(deviations))
+
+
+def tail_index(values: FloatArray) -> float:
+    """Shape k of the generalised Pareto distribution fitted to the largest deviations from the median.
+
+    Moments of order below 1 / k exist: with k >= 1/2 there is no variance, with k >= 1 no mean. The tail
+    consists of the largest min(N / 5, 3 sqrt(N)) deviations, both sides together.
+
+    Args:
+        values: Independent samples, shape [N].
+
+    Returns:
+        k; NaN with fewer than 20 values in the tail, which are too few to estimate it.
+
+    Example:
+        >>> light, heavy = np.random.default_rng(0).lognormal(sigma=[[0.1], [3.0]], size=(2, 1000))
+        >>> tail_index(light) < 0.5 < tail_index(heavy)
+        True
+
+    Reference: Vehtari, Simpson, Gelman, Yao, Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72).
+    """
+    deviations = np.sort(np.abs(values - np.median(values)))
+    count = int(min(len(values) / 5, 3 * np.sqrt(len(values))))
+    excesses = deviations[-count:] - deviations[-count - 1]
+    excesses = excesses[excesses > 0]  # ties reduce their number
+    if len(excesses) < _ENOUGH_IN_TAIL:
+        return math.nan
+    return float(stats.genpareto.fit(excesses, floc=0)[0])
+
 
 REFERENCE = "k1"
 """The estimate with which the others are compared; unbiased by the definition of the KL."""
@@ -41,6 +192,7 @@ def estimator_spreads(
     *,
     tolerance: float = 0.01,
     standard: tuple[FloatArray, FloatArray] | None = None,
+    snapshots: int = 1,
 ) -> dict[str, EstimatorSpread]:
     """Means, spreads and biases of every estimator.
 
@@ -52,6 +204,7 @@ def estimator_spreads(
         tolerance: Margin of the bias as a fraction of the KL.
         standard: The KL of each prompt and its standard error, [P] each, with which means are compared; None
             for the reference on the same completions.
+        snapshots: Number of snapshots over whose biases the tests are corrected.
 
     Raises:
         ValueError: If the reference is missing, or there are fewer than two prompts or completions.
@@ -70,55 +223,20 @@ def estimator_spreads(
         name: {size: value.var(axis=1, ddof=1) / size for size in sizes}
         for name, value in values.items()
     } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
-    return {
-        name: EstimatorSpread(
-            Estimate.of_mean(groups[largest].mean(axis=1)),
+    family = snapshots * (len(by_size) - (standard is None))
+    found = {}
+    for name, groups in by_size.items():
+        own, bias = groups[largest], None
+        if standard is not None:
+            bias = standard_bias(own, *standard, tolerance=tolerance)
+        elif name != REFERENCE:
+            bias = reference_bias(own.ravel(), by_size[REFERENCE][largest].ravel(), tolerance=tolerance)
+        both = np.stack([within[name][largest], within[REFERENCE][largest]])
+        sums = both.sum(axis=1)  # over prompts
+        found[name] = EstimatorSpread(
+            Estimate.of_mean(own.mean(axis=1)),
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
-            _variance_ratio(within[name][largest], within[REFERENCE][largest]),
-            _bias(name, {name: found[largest] for name, found in by_size.items()}, standard, tolerance),
+            log_ratio(sums, sums[:, None] - both),
+            bias and replace(bias, family=family),
         )
-        for name, groups in by_size.items()
-    }
-
-
-def _variance_ratio(variances: FloatArray, reference: FloatArray) -> Estimate:
-    """Log of the ratio of two variances, each summed over prompts."""
-    both = np.stack([variances, reference])
-    sums = both.sum(axis=1)
-    return log_ratio(sums, sums[:, None] - both)
-
-
-def _bias(
-    name: str,
-    groups: Mapping[str, FloatArray],
-    standard: tuple[FloatArray, FloatArray] | None,
-    tolerance: float,
-) -> BiasVerdict | None:
-    if standard is not None:
-        return standard_bias(groups[name], *standard, tolerance=tolerance)
-    if name == REFERENCE:
-        return None
-    return reference_bias(groups[name].ravel(), groups[REFERENCE].ravel(), tolerance=tolerance)
-
-
-def corrected_biases(
-    snapshots: Mapping[int, Mapping[str, EstimatorSpread]],
-) -> dict[int, dict[str, EstimatorSpread]]:
-    """The same spreads, the tests of their biases corrected for the number of all.
-
-    Args:
-        snapshots: Results of `estimator_spreads` by step.
-    """
-    size = sum(spread.bias is not None for found in snapshots.values() for spread in found.values())
-
-    def corrected(bias: BiasVerdict) -> BiasVerdict:
-        equivalence, difference = one_step([bias.equivalence_p, bias.difference_p], size)
-        return replace(bias, equivalence_p=float(equivalence), difference_p=float(difference), family=size)
-
-    return {
-        step: {
-            name: replace(spread, bias=spread.bias and corrected(spread.bias))
-            for name, spread in found.items()
-        }
-        for step, found in snapshots.items()
-    }
+    return found

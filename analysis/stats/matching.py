@@ -1,15 +1,22 @@
-"""The matched pairs of a sweep, with their evaluations and training curves."""
+"""The matched pairs of a sweep, their evaluations and curves, and the outcomes of each arm."""
 
 import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from analysis.results.records import Run
+from analysis.results.plan import plain_key
+from analysis.results.records import OBJECTIVE, Cell, Run
 from analysis.results.sweep import Sweep
+from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import Curves, FloatArray, Pairs
 from lit_klrb import schema
 
+# The settings that determine the weights from which a run starts.
+_STARTS = ("model.policy_path", "model.policy_layers")
 # Smallest number of replicates whose spread is compared.
 _FEWEST = 3
 
@@ -28,7 +35,6 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
         and (theirs := grid.get((control, index, replicate)))
     ]
     seeds = {ours.cell.seed for _, _, ours, _ in rows}
-    shared = len(seeds) < len(rows)
     replicates = np.array([row[1] for row in rows], dtype=np.int64)
 
     def outcomes(key: str) -> FloatArray:
@@ -41,11 +47,48 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
         np.array([betas[row[0]] for row in rows], dtype=np.float64),
         np.array([row[0] for row in rows], dtype=np.int64),
         replicates,
-        replicates if shared else np.arange(len(rows)),
+        replicates if len(seeds) < len(rows) else np.arange(len(rows)),
         outcomes(schema.KL),
         np.zeros((len(rows), 2)) if sweep.plan.primary.outcome == schema.KL else outcomes(schema.REWARD),
-        blocks=sweep.distinct_blocks,
+        blocks=distinct_blocks(sweep),
     )
+
+
+def warm_starts(sweep: Sweep) -> int:
+    """Number of different weights from which the runs of the grid started."""
+    weights = _weights(sweep)
+
+    def start(cell: Cell) -> tuple[object, ...]:
+        """As far as they are those of checkpoints or settings."""
+        places = (value for key, value in cell.overrides.items() if plain_key(key) in _STARTS)
+        return (*(weights.get(need, need) for need in cell.needs), *(str(_spelled(one)) for one in places))
+
+    return len({start(run.cell) for run in sweep.grid.values()})
+
+
+def distinct_blocks(sweep: Sweep) -> tuple[int, ...]:
+    """For each block of the plan, the position of the first one that is the same.
+
+    The same are blocks whose values agree, whatever the spelling of a path, and whose checkpoints have the
+    same weights.
+    """
+    ids, weights = {run.cell.stage: run.cell.id for run in sweep.landmarks}, _weights(sweep)
+    kinds = []
+    for block in sweep.plan.grid.blocks.values():
+        cells = {key: ids.get(stage, stage) for key, stage in block.inputs.items()}
+        values = {**block.overrides, **{key: weights.get(cell, cell) for key, cell in cells.items()}}
+        kinds.append({plain_key(key): _spelled(value) for key, value in values.items()})
+    return tuple(map(kinds.index, kinds))
+
+
+def _weights(sweep: Sweep) -> dict[str, str]:
+    """Id of a cell of a shared stage -> the hash of the weights that it ended with, where it is known."""
+    return {run.cell.id: run.weights for run in sweep.landmarks if run.weights}
+
+
+def _spelled(value: object) -> object:
+    """A value, a path in one of its spellings."""
+    return os.path.normpath(value) if isinstance(value, str) else value
 
 
 def matched_evaluations(sweep: Sweep, pairs: Pairs) -> dict[int, FloatArray]:
@@ -118,3 +161,99 @@ def _at_common_steps(sweep: Sweep, pairs: Pairs, key: str) -> tuple[FloatArray, 
     steps = functools.reduce(np.intersect1d, [curve.step for curve in curves])
     values = np.array([curve.value[np.searchsorted(curve.step, steps)] for curve in curves])
     return steps, values.reshape(len(pairs), 2, len(steps))
+
+
+@dataclass(frozen=True)
+class ArmOutcome:
+    """One arm at one beta.
+
+    Attributes:
+        label: The arm.
+        beta: The weight of the KL.
+        n: Runs that did not diverge.
+        diverged: Runs that diverged.
+        means: Mean over replicates of "reward", "kl", "objective" and "length", with its standard error.
+        differences: Mean matched difference to the control, by the same keys; empty for the control itself.
+        higher: Number of matched pairs in which the arm has the higher value, by the same keys.
+        pairs: Matched pairs without a diverged run.
+    """
+
+    label: str
+    beta: float
+    n: int
+    diverged: int
+    means: dict[str, Estimate]
+    differences: dict[str, Estimate]
+    higher: dict[str, int]
+    pairs: int
+
+
+def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:
+    """Every arm at every beta, in plan order, with some outcomes, such as those of `compared`."""
+    grid, plan, found = sweep.grid, sweep.plan, []
+    control = plan.primary.control
+    for label, (index, beta) in product(plan.grid.arms, plan.grid.beta.items()):
+        mine = [run for r in range(plan.grid.replicates) if (run := grid.get((label, index, r)))]
+        runs = [run for run in mine if not run.diverged]
+        values = {key: _values(runs, key) for key in keys}
+        # With the control's runs, where neither of the pair diverged
+        theirs = [grid.get((control, index, run.point.replicate)) for run in runs if label != control]
+        pairs = [
+            (run, other) for run, other in zip(runs, theirs, strict=False) if other and not other.diverged
+        ]
+        differences = {
+            key: _values([ours for ours, _ in pairs], key) - _values([other for _, other in pairs], key)
+            for key in (keys if label != control else ())
+        }
+        # A rounding error, relative to the values, is no positive difference
+        least = {key: 2.0**-32 * np.abs(value).max(initial=0.0) for key, value in values.items()}
+        found.append(
+            ArmOutcome(
+                label,
+                beta,
+                len(runs),
+                len(mine) - len(runs),
+                {key: Estimate.of_mean(value) for key, value in values.items()},
+                {key: Estimate.of_mean(value) for key, value in differences.items()},
+                {key: int((value > least[key]).sum()) for key, value in differences.items()},
+                len(pairs),
+            )
+        )
+    return found
+
+
+def _values(runs: Sequence[Run], key: str) -> FloatArray:
+    return np.array([run.outcome(key) for run in runs], dtype=np.float64)
+
+
+def compared(sweep: Sweep) -> tuple[str, ...]:
+    """The keys of the described outcomes; without reward and J if the plan decides by the KL.
+
+    The length of completions is one of them, if all runs have it: a low KL may be that of completions that
+    end at once.
+    """
+    alone = sweep.plan.primary.outcome == schema.KL
+    outcomes = (schema.KL,) if alone else (schema.REWARD, schema.KL, OBJECTIVE)
+    lengths = [run.outcome(schema.LENGTH) for run in sweep.grid.values() if not run.diverged]
+    return (*outcomes, schema.LENGTH) if lengths and np.isfinite(lengths).all() else outcomes
+
+
+def start_of(sweep: Sweep) -> dict[str, float | None]:
+    """Reward, KL and length at the start of the runs of the grid.
+
+    From the runs' evaluation before the first step, which is the same for all runs of a block; if there is
+    none, from the final evaluation of the last stage that they start from. With blocks, their mean.
+    """
+    found: dict[str, float | None] = {}
+    stages = list(sweep.plan.stages)
+    before = sorted(
+        (run for run in sweep.landmarks if np.isfinite(run.outcome(schema.KL))),
+        key=lambda run: stages.index(run.cell.stage),
+    )
+    starts = {run.cell.needs for run in sweep.grid.values()}
+    latest = [own[-1] for needs in starts if (own := [run for run in before if run.cell.id in needs])]
+    for key in (schema.REWARD, schema.KL, schema.LENGTH):
+        first = [value for run in sweep.grid.values() if (value := run.first(key)) is not None]
+        last = np.mean([run.outcome(key) for run in latest]) if latest else np.nan
+        found[key] = float(np.mean(first)) if first else float(last) if np.isfinite(last) else None
+    return found

@@ -1,33 +1,86 @@
-"""Size and power of the tests, from simulated sweeps."""
+"""Planning: size and power of the tests from simulated sweeps, and the noise of the evaluation in a sweep."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import stats
 
-from analysis.stats import frontier
-from analysis.stats.contrast import mean_of
-from analysis.stats.intervals import Estimate, detectable_effect
-from analysis.stats.kl_reward import kl_contrast
-from analysis.stats.matched_kl import matched_kl
-from analysis.stats.objective import objective_contrast
+from analysis.stats.contrast import kl_contrast, mean_of, objective_contrast
+from analysis.stats.intervals import Estimate, Interval, detectable_effect, weighted_sum
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.scenario import Scenario
-from analysis.stats.swaps import Alternative, p_values, swap_signs, unit_sums
-from analysis.stats.text import fixed
+from analysis.stats.swaps import Alternative, p_values, swap_signs
+from analysis.stats.text import fixed, whole_percent
 
-SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
-    "objective": lambda pairs: objective_contrast(pairs).contributions,
-    "kl": lambda pairs: -kl_contrast(pairs).contributions,
-    "frontier_share": frontier.share_contributions,
-    "replicate_share": frontier.replicate_share_contributions,
-    "net_dominance": frontier.net_dominance_contributions,
-    "matched_dominance": frontier.matched_dominance_contributions,
-}
-"""The tests whose statistic is a sum of swap contributions, positive in favour of the treatment, by key."""
-MATCHED_KL = "matched_kl"
+
+@dataclass(frozen=True)
+class NoiseShare:
+    """The share of evaluation noise in the variance of a pair's difference.
+
+    Attributes:
+        value: The share, at most 1.
+        interval: Its 95% interval.
+    """
+
+    value: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        low, high = map(whole_percent, self.interval.ends)
+        return f"{whole_percent(self.value)} ({low} to {high})"
+
+
+def noise_share(differences: Sequence[FloatArray]) -> NoiseShare | None:
+    """The share of evaluation noise in the variance of a pair's difference.
+
+    The difference of pair s on prompt p is d_sp = mean + a_s + b_p + e_sp: a_s is what the pair's runs differ
+    in, b_p what all pairs share on the prompt, and e_sp the noise of the completions and the part of the
+    pair's difference that is specific to the prompt. All pairs are evaluated on the same P prompts, hence
+
+        Var(D_s) = Var(a) + Var(e) / P,    D_s = mean over p of d_sp.
+
+    Var(e) / P is the noise of the evaluation, which more prompts or more completions reduce. It is estimated
+    by the residuals d_sp - D_s - (mean over s of d_sp) + (mean of all d), with (S - 1)(P - 1) degrees of
+    freedom; Var(D_s) by the sample variance over pairs. Both are summed over betas. The interval takes their
+    ratio as F-distributed, which is exact for one beta and normal a and e; degrees of freedom after
+    Satterthwaite.
+
+    Args:
+        differences: For each beta, differences of S pairs on P prompts, shape [S, P]. Betas with a single
+            pair or prompt are left out.
+
+    Returns:
+        The share; None if there is nothing to estimate it from.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> runs, noise = rng.normal(size=(500, 1)), rng.normal(size=(500, 16))
+        >>> found = noise_share([runs + 4 * noise])                # true share: (16 / 16) / (1 + 16 / 16)
+        >>> bool(found.interval.low < 0.5 < found.interval.high)
+        True
+    """
+    known = [_errors(one) for one in differences if min(one.shape) > 1]
+    noise, total = (weighted_sum([(1.0, pair[place]) for pair in known]) for place in (0, 1))
+    if not total.standard_error > 0:
+        return None
+    ratio = (noise.standard_error / total.standard_error) ** 2
+    freedom = (total.degrees, noise.degrees) if ratio > 0 else (1.0, 1.0)
+    low, high = np.minimum(1.0, ratio * stats.f.ppf([0.025, 0.975], *freedom))
+    return NoiseShare(min(1.0, ratio), Interval(float(low), float(high), 0.95))
+
+
+def _errors(differences: FloatArray) -> tuple[Estimate, Estimate]:
+    """Standard deviations of D_s, that from the evaluation and in total, with their degrees of freedom."""
+    pairs, prompts = differences.shape
+    means = differences.mean(axis=1)
+    residuals = differences - means[:, None] - differences.mean(axis=0) + differences.mean()
+    free = (pairs - 1) * (prompts - 1)
+    noise = math.sqrt(float((residuals**2).sum()) / free / prompts)
+    return Estimate(0.0, noise, free), Estimate(0.0, float(means.std(ddof=1)), pairs - 1)
+
 
 # Number of simulated sweeps. The plan and the report use the same number, so that their power agrees.
 SWEEPS = 1_000
@@ -60,72 +113,32 @@ class Rate:
         return f"{fixed(self.value, 3)} ± {fixed(self.error, 3)}"
 
 
-def rejection_rates(
-    scenario: Scenario,
-    tests: Iterable[str] = ("objective",),
-    *,
-    lift: float = 0.0,
-    spread: float = 1.0,
-    alpha: float = 0.05,
-    alternative: Alternative = "two-sided",
-    sweeps: int = SWEEPS,
-    seed: int = 0,
-) -> dict[str, Rate]:
-    """The rate at which each test rejects at `alpha`, in sweeps drawn from a scenario.
+def primary_rate(
+    scenario: Scenario, *, lift: float, alpha: float = 0.05, sweeps: int = SWEEPS, seed: int = 0
+) -> Rate:
+    """The rate at which the two-sided test of the scenario's outcome rejects, in sweeps drawn from it.
 
     Args:
         scenario: The scenario.
-        tests: Keys of `SUMS`, or "matched_kl", which here does not depend on the test of J. Where there is no
-            estimate at matched KL it does not reject.
-        lift: True advantage of the treatment in `scenario.sd`; at 0 (and spread 1) the rate is the size.
-        spread: Factor on the control's noise.
+        lift: True advantage of the treatment in `scenario.sd`; at 0 the rate is the size.
         alpha: Level.
-        alternative: "greater" asks for rejections in favour of the treatment.
         sweeps: Simulated sweeps.
         seed: Seed of everything.
     """
-    # The smallest p that random swaps can give must be well below the level.
-    resamples = max(999, math.ceil(20 / alpha))
-    kl, reward = scenario.draw(np.random.default_rng(seed), sweeps, lift=lift, spread=spread)
-    found = {}
-    for key in tests:
-        if key == MATCHED_KL:
-            fits = [matched_kl(pairs).estimate for pairs in map(scenario.pairs_of, kl, reward)]
-            p_values = np.array([_one_p(fit, alternative) for fit in fits])
-        else:
-            sums = _sums(scenario, key, kl, reward)
-            p_values = swap_p_values(sums, alternative, resamples, seed)
-        found[key] = Rate(float((p_values <= alpha).mean()), sweeps)
-    return found
+    sums = _sums(scenario, *scenario.draw(np.random.default_rng(seed), sweeps, lift=lift))
+    # The smallest p that random swaps can give must be well below the level
+    p_values = swap_p_values(sums, resamples=max(999, math.ceil(20 / alpha)), seed=seed)
+    return Rate(float((p_values <= alpha).mean()), sweeps)
 
 
-def _one_p(estimate: Estimate, alternative: Alternative) -> float:
-    """The p-value of a t test; 1 without an estimate."""
-    if not estimate.degrees > 0:
-        return 1.0
-    if alternative == "two-sided":
-        return estimate.p_value
-    favoured = (estimate.value > 0) == (alternative == "greater")
-    return estimate.p_value / 2 if favoured else 1 - estimate.p_value / 2
-
-
-def primary_rate(scenario: Scenario, *, lift: float, alpha: float, sweeps: int = SWEEPS) -> Rate:
-    """The rate at which the test of the scenario's outcome rejects; arguments as for `rejection_rates`."""
-    found = rejection_rates(scenario, [scenario.outcome], lift=lift, alpha=alpha, sweeps=sweeps)
-    return found[scenario.outcome]
-
-
-def _sums(scenario: Scenario, key: str, kl: FloatArray, reward: FloatArray) -> FloatArray:
-    """Contributions of each unit to a test's statistic, shape [sweeps, units]."""
-    unit = scenario.unit if scenario.seeds_shared else None
-    if key in ("objective", "kl"):  # all sweeps at once
-        values = -kl if key == "kl" else reward - np.array(scenario.betas)[scenario.beta_index, None] * kl
-        differences = (values[..., 0] - values[..., 1]) / scenario.pairs
-        if unit is None:
-            return np.asarray(differences)
+def _sums(scenario: Scenario, kl: FloatArray, reward: FloatArray) -> FloatArray:
+    """Contributions of each unit to the test of what decides, shape [sweeps, units]."""
+    betas = np.array(scenario.betas)[scenario.beta_index, None]
+    values = -kl if scenario.outcome == "kl" else reward - betas * kl
+    differences = np.asarray((values[..., 0] - values[..., 1]) / scenario.pairs)
+    if scenario.seeds_shared:
         return np.asarray(differences.reshape(len(kl), -1, scenario.replicates).sum(axis=1))
-    drawn = map(scenario.pairs_of, kl, reward)
-    return np.array([unit_sums(SUMS[key](pairs), unit) for pairs in drawn])
+    return differences
 
 
 def swap_p_values(
@@ -147,19 +160,12 @@ def swap_p_values(
     return p_values(sums.sum(axis=1), signs @ turned.T, alternative, exact=exact, tolerance=tolerance)
 
 
-def replicates_needed(
-    scenario: Scenario,
-    lift: float,
-    *,
-    grid: Sequence[int] = REPLICATES,
-    alpha: float = 0.05,
-) -> int | None:
-    """The smallest number of replicates in `grid` with which the primary test has 80% power.
+def replicates_needed(scenario: Scenario, lift: float, *, alpha: float = 0.05) -> int | None:
+    """The smallest number of `REPLICATES` with which the primary test has 80% power.
 
     Args:
         scenario: The scenario; its number of replicates is not used.
         lift: True advantage of the treatment in `scenario.sd`.
-        grid: Numbers of replicates, increasing; power is taken to increase along it.
         alpha: Level.
 
     Returns:
@@ -170,8 +176,8 @@ def replicates_needed(
         design = replace(scenario, replicates=replicates)
         return primary_rate(design, lift=lift, alpha=alpha, sweeps=_SWEEPS_OF_SEARCH).value >= POWER
 
-    place = bisect_left(grid, True, key=enough)
-    return grid[place] if place < len(grid) else None
+    place = bisect_left(REPLICATES, True, key=enough)  # power increases with their number
+    return REPLICATES[place] if place < len(REPLICATES) else None
 
 
 def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float | None:
@@ -223,7 +229,7 @@ def detectable_over_blocks(
     degrees = math.inf
     if pairs is None:
         drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
-        error = float(_sums(scenario, scenario.outcome, *drawn).sum(axis=1).std())
+        error = float(_sums(scenario, *drawn).sum(axis=1).std())
     else:
         pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
         contrast = (kl_contrast if scenario.outcome == "kl" else objective_contrast)(pairs)

@@ -90,11 +90,6 @@ class Scenario:
             reward[..., 0] += self.sd * (lift + shared)
         return kl, reward
 
-    def simulate(self, rng: np.random.Generator, *, lift: float = 0.0, spread: float = 1.0) -> Pairs:
-        """Draw one sweep; arguments as for `draw`."""
-        kl, reward = self.draw(rng, 1, lift=lift, spread=spread)
-        return self.pairs_of(kl[0], reward[0])
-
     def pairs_of(self, kl: FloatArray, reward: FloatArray) -> Pairs:
         """The matched pairs of a drawn sweep, from its KL and reward, shape [P, 2] each."""
         beta = np.array(self.betas)[self.beta_index]

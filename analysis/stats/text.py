@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from analysis.stats.blocks import TTest
+from analysis.stats.contrast import TTest
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Interval
 from analysis.stats.swaps import SwapTest
@@ -117,12 +117,11 @@ def whole_percent(share: float) -> str:
     return f"{_note(100 * share):.0f}%"
 
 
-def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
-    """The interval with its level, by default with three digits, or the reason why there is none."""
+def interval_text(interval: Interval | None) -> str:
+    """The interval with its level, or the reason why there is none."""
     if interval is None:
         return "no interval: too few replicates"
-    ends = ends_text(interval) if decimals is None else aligned_ends(interval, decimals)
-    return f"{percent(interval.level)} CI {ends}"
+    return f"{percent(interval.level)} CI {ends_text(interval)}"
 
 
 def ends_text(interval: Interval | None, digits: int = 3) -> str:
@@ -162,10 +161,8 @@ def evidence_text(test: SwapTest | TTest, alpha: float = 0.05) -> str:
 
 def share_text(share: Share) -> str:
     """A share as k/n (x%) with its interval."""
-    if not share.total:
+    if share.interval is None:
         return "0/0 (no run on the frontier)"
-    interval = interval_text(None)
-    if share.interval is not None:
-        ends = " to ".join(map(whole_percent, share.interval.ends))
-        interval = f"{percent(share.interval.level)} CI {ends}, of so many independent points"
+    ends = " to ".join(map(whole_percent, share.interval.ends))
+    interval = f"{percent(share.interval.level)} CI {ends}, of so many independent points"
     return f"{share.count}/{share.total} ({whole_percent(share.value)}, {interval})"

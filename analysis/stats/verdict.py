@@ -1,8 +1,8 @@
 """`Verdict`: a claim with its evidence and conclusion, from which the report's sentences are made.
 
 The outcome is computed from the evidence and cannot be set. Every sentence includes the estimate with its
-unit and interval, the corrected p-value and the number of replicates. "Better" and "worse" are conclusions of
-a `Decision` only, which is based on the primary outcome.
+unit and interval, the corrected p-value and the number of replicates. "Better" and "worse" are said of arms
+by the verdict on the primary outcome only.
 """
 
 import math
@@ -12,13 +12,11 @@ from typing import Self
 
 import numpy as np
 
-from analysis.stats.blocks import TTest
 from analysis.stats.claims import Claim
-from analysis.stats.contrast import Contrast, mean_of, over_blocks
+from analysis.stats.contrast import LOG_RATIO, Contrast, TTest, mean_of, over_blocks
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.inversion import mean_swap_test
-from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.pairs import Pairs
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import (
@@ -49,11 +47,6 @@ class Outcome(Enum):
     NO_VERDICT = "no verdict"
 
 
-def _at_most(p_value: float, level: float) -> bool:
-    """Whether a p-value is at most a level, or equal to it apart from rounding."""
-    return p_value <= level * (1 + _ROUNDING)
-
-
 @dataclass(frozen=True)
 class Verdict:
     """One claim about a treatment and a control, with its evidence.
@@ -66,11 +59,8 @@ class Verdict:
         unit: Unit of the estimate.
         test: The test of no difference: a swap test, or a t test.
         replicates: n; for a sweep never the number of prompts, steps or batches.
-        adjusted: The p-value after correction for the family of tests; `nan` before `correction.corrected`.
-        attainable: The smallest attainable corrected p-value.
-        alpha: Level of the family.
-        level: Alpha divided by the size of the family: the level of the test, of its interval, of the
-            equivalence test and of the detectable difference.
+        alpha: Level of the family of tests.
+        family: Number of tests in the family, for which it is corrected.
         margin: Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded.
         share: The counts of a claim on frontier shares, shown instead of the difference.
         doubt: Why the result is inconclusive whatever the test, or "".
@@ -87,13 +77,11 @@ class Verdict:
     unit: str
     test: SwapTest | TTest
     replicates: int
-    adjusted: float = math.nan
-    attainable: float = math.nan
     alpha: float = 0.05
+    family: int = 1
     margin: float | None = None
     share: Share | None = None
     doubt: str = ""
-    level: float = 0.05
     untested: str = ""
     withheld: str = ""
     note: str = ""
@@ -118,11 +106,26 @@ class Verdict:
         """
         mean = mean_of(contrast, pairs).widened(variance)
         test = (
-            TTest.over_blocks(mean)
+            TTest(mean.p_value, round(mean.degrees) + 1)
             if over_blocks(contrast, pairs)
             else mean_swap_test(contrast.values, contrast.weights, pairs.unit, variance=variance)
         )
         return cls.about(claim, pairs, mean, contrast.unit, test)
+
+    @property
+    def adjusted(self) -> float:
+        """The corrected p-value (Bonferroni)."""
+        return float(np.minimum(1.0, self.test.p_value * self.family))
+
+    @property
+    def attainable(self) -> float:
+        """The smallest attainable corrected p-value."""
+        return float(np.minimum(1.0, self.test.attainable * self.family))
+
+    @property
+    def level(self) -> float:
+        """The level of the test, its interval, the equivalence test and the detectable difference."""
+        return self.alpha / self.family
 
     @property
     def outcome(self) -> Outcome:
@@ -133,16 +136,14 @@ class Verdict:
             return Outcome.NOT_TESTED
         if self.doubt:
             return Outcome.INCONCLUSIVE
-        if (
-            _at_most(self.adjusted, self.alpha)
-            and self.estimate.value != 0
-            and not math.isnan(self.estimate.value)
-        ):
-            favours = (self.estimate.value > 0) == self.claim.higher_is_better
-            return Outcome.BETTER if favours else Outcome.WORSE
-        if self.margin is not None and self._within(self.margin):
+        alpha, value = self.alpha * (1 + _ROUNDING), self.estimate.value
+        if self.adjusted <= alpha and value != 0 and not math.isnan(value):
+            return Outcome.BETTER if (value > 0) == self.claim.higher_is_better else Outcome.WORSE
+        # Both one-sided tests of equivalence reject, each at the level: TOST
+        both = self._interval(2 * self.level) if self.margin else None
+        if self.margin and both and -self.margin < both.low and both.high < self.margin:
             return Outcome.EQUIVALENT
-        possible = math.isnan(self.attainable) or _at_most(self.attainable, self.alpha)
+        possible = math.isnan(self.attainable) or self.attainable <= alpha
         return Outcome.INCONCLUSIVE if possible else Outcome.CANNOT_REJECT
 
     @property
@@ -161,11 +162,6 @@ class Verdict:
         if isinstance(self.test, SwapTest) and self.test.interval is not None:
             return self.test.interval(level)
         return self.estimate.interval(1 - level)
-
-    def _within(self, margin: float) -> bool:
-        """Whether both one-sided tests of equivalence reject, each at the level: TOST."""
-        interval = self._interval(2 * self.level)
-        return interval is not None and -margin < interval.low and interval.high < margin
 
     @property
     def label(self) -> str:
@@ -203,13 +199,12 @@ class Verdict:
                     f"one side, {probability(self.attainable)} would exceed {self.alpha:g} ({evidence})."
                 )
             case _:
-                detectable = self.estimate.detectable(self.level)
-                reach = (
-                    ""
-                    if detectable is None
-                    else (f" A design like this detects {self._size(detectable)} with 80% power.")
-                )
-                why = f": {self.doubt}" if self.doubt else ""
+                why, reach = f": {self.doubt}" if self.doubt else "", ""
+                if (detectable := self.estimate.detectable(self.level)) is not None:
+                    what = f"difference of about {number(detectable)} {self.unit}"
+                    if self.unit == LOG_RATIO:
+                        what = f"ratio of about {number(math.exp(detectable))}"
+                    reach = f" A design like this detects a {what} with 80% power."
                 return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence}).{reach}"
 
     @property
@@ -217,14 +212,10 @@ class Verdict:
         """Whether the claim is about blocks like these, and not only about these."""
         return isinstance(self.test, TTest) and self.test.blocks > 0
 
-    @property
-    def condition(self) -> str:
-        """The blocks on which the claim is conditional, in words; "" over blocks, and without any."""
-        return "" if self.over_blocks else these_blocks(self.blocks)
-
     def _counts(self) -> str:
         n = count(self.replicates, self.claim.unit_of_n)
-        n = f"{count(self.blocks, 'block')} of {n} in all" if self.over_blocks else f"{n} {self.condition}"
+        over = f"{count(self.blocks, 'block')} of {n} in all"
+        n = over if self.over_blocks else f"{n} {these_blocks(self.blocks)}"
         return "; ".join(filter(None, (f"n\u00a0=\u00a0{n.strip()}", self.note)))
 
     def _not_tested(self) -> str:
@@ -233,11 +224,6 @@ class Verdict:
         if math.isnan(self.estimate.value):
             return f"{subject} is not compared: {self.untested}."
         return f"{subject} {self._difference()}; {self._counts()}; not tested, because {self.untested}."
-
-    def _size(self, difference: float) -> str:
-        if self.unit == LOG_RATIO:
-            return f"a ratio of about {number(math.exp(difference))}"
-        return f"a difference of about {number(difference)} {self.unit}"
 
     def _difference(self) -> str:
         if self.unit == LOG_RATIO:

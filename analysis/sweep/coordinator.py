@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from analysis.results import Cell, DamagedFileError, Plan
-from analysis.sweep.eta import Clock
+from analysis.results import Cell, DamagedFileError, Plan, layout
 from analysis.sweep.job import BUSY, STOPPED, USAGE, Job, software
 from analysis.sweep.launchers import Exit, Launcher
 from analysis.sweep.lock import lock_choice
-from analysis.sweep.progress import Progress, duration
-from analysis.sweep.store import Store
+from analysis.sweep.progress import Clock, Progress, duration
+from analysis.sweep.store import Store, trim
 from lit_klrb import schema
 from lit_klrb.errors import OUTAGE
 
@@ -63,7 +62,7 @@ class Ended:
     @property
     def complete(self) -> bool:
         """Whether every cell has exactly one result."""
-        return not self.refused and {*self.states.values()} <= {State.DONE, State.DIVERGED}
+        return not self.refused and {*self.states.values()} <= {*_SETTLED}
 
 
 def survey(cells: Sequence[Cell], store: Store) -> dict[str, State]:
@@ -124,9 +123,7 @@ class Coordinator:
         self._trimmed = time.monotonic()
         self._token = store.token(create=True)
         # Where cells run on other machines, those are compared with this one
-        self._software: Mapping[str, str | int] = (
-            software(plan.module, plan.threads) if launcher.remote else {}
-        )
+        self._software = software(plan.module, plan.threads) if launcher.remote else {}
 
     def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Ended:
         """Run the missing cells. Published results remain valid, however this call ends.
@@ -135,7 +132,7 @@ class Coordinator:
             asked_to_stop: Called several times per second. Once it returns true, no more cells start; running
                 cells are asked to save a checkpoint and exit, and are waited for.
         """
-        self._progress.counted(len(self._in(State.DONE, State.DIVERGED)), len(self._cells))
+        self._progress.counted(len(self._in(*_SETTLED)), len(self._cells))
         try:
             while (not self._stops(asked_to_stop) and self._submit()) or self._in(State.RUNNING):
                 ended = self._launcher.wait(POLL_SECONDS)
@@ -152,9 +149,10 @@ class Coordinator:
             elif self._rates is not None:
                 self._block(tuned, "its arm diverged at every rate of the tuning stage")
             self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
-        self._store.trim()
+        trim(self._store.directory)
         self._store.tidy()
-        refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
+        refused = layout.result_paths(self._store.directory, layout.REFUSED)
+        refused = [path for path in refused if path.stem in self._cells]
         stopped = self._stopped and bool(self._in(State.TODO))
         return Ended(self._states, self._reasons, self._ran, refused, stopped)
 
@@ -172,7 +170,7 @@ class Coordinator:
                 continue
             if cell.tuned_by and self._rate(cell) is None:
                 continue
-            if self._is_settled(cell):
+            if self._store.is_settled(cell.id, cell.id in self._required):
                 self._settle(cell)
             elif self._not_before.get(cell.id, 0.0) > time.monotonic() or self._store.is_claimed(cell.id):
                 elsewhere = True
@@ -181,17 +179,9 @@ class Coordinator:
         return elsewhere
 
     def _start(self, cell: Cell) -> bool:
-        rate = self._rate(cell) if cell.tuned_by else None
-        job = Job(
-            cell,
-            self._store.directory,
-            self._plan.module,
-            cell.id in self._required,
-            rate,
-            self._plan.threads,
-            self._token,
-            self._software,
-        )
+        rate, required = self._rate(cell) if cell.tuned_by else None, cell.id in self._required
+        where, plan = self._store.directory, self._plan
+        job = Job(cell, where, plan.module, required, rate, plan.threads, self._token, self._software)
         try:
             self._launcher.submit(job)
         except OSError as error:
@@ -213,12 +203,9 @@ class Coordinator:
             self._launcher.ask_to_stop()
         return self._stopped
 
-    def _is_settled(self, cell: Cell) -> bool:
-        return self._store.is_settled(cell.id, cell.id in self._required)
-
     def _ended(self, cell: Cell, exit: Exit) -> None:
         code = exit.code
-        if self._is_settled(cell):
+        if self._store.is_settled(cell.id, cell.id in self._required):
             self._ran += 1
             self._settle(cell)
         elif code == BUSY or self._stopped:
@@ -226,28 +213,28 @@ class Coordinator:
         else:
             reason = exit.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
             log = "" if exit.reason else f"\n{self._store.log_tail(cell.id)}"
-            if (code == OUTAGE or code in STOPPED) and self._outages[cell.id] < len(PATIENCE):
-                self._wait(cell, f"{reason}{log}")
+            outage = code == OUTAGE or code in STOPPED
+            if outage and self._outages[cell.id] < len(PATIENCE):
+                # It is tried again later, whatever else runs meanwhile
+                seconds = PATIENCE[self._outages[cell.id]]
+                self._outages[cell.id] += 1
+                self._not_before[cell.id] = time.monotonic() + seconds
+                self._states[cell.id] = State.TODO
+                last = "; ".join([reason, *log.rstrip().splitlines()[-1:]])
+                self._progress.line(f"{cell}: {last}; tried again in {duration(seconds)}")
                 return
             # Wrong usage would fail again, and patience is at its end
-            once = code in (USAGE, OUTAGE) or code in STOPPED
-            self._failed(cell, f"{reason}{log}", 1 if once else ATTEMPTS)
+            self._failed(cell, f"{reason}{log}", 1 if outage or code == USAGE else ATTEMPTS)
             if code == USAGE:
                 self._stop_kind(cell)
 
-    def _wait(self, cell: Cell, error: str) -> None:
-        """Try a cell again later, whatever else runs meanwhile."""
-        seconds = PATIENCE[self._outages[cell.id]]
-        self._outages[cell.id] += 1
-        self._not_before[cell.id] = time.monotonic() + seconds
-        self._states[cell.id] = State.TODO
-        reason, *log = error.rstrip().splitlines()
-        self._progress.line(f"{cell}: {'; '.join([reason, *log[-1:]])}; tried again in {duration(seconds)}")
-
     def _stop_kind(self, failed: Cell) -> None:
-        """Block all cells of a kind if its first one failed with wrong usage, as all of them would."""
-        kind = [cell for cell in self._cells.values() if _kind(cell) == _kind(failed)]
-        if not any(self._states[cell.id] in (State.DONE, State.DIVERGED) for cell in kind):
+        """Block all cells of a kind if its first one failed with wrong usage, as all of them would.
+
+        Cells of the same stage and arm differ only in beta and seed.
+        """
+        kind = [one for one in self._cells.values() if (one.stage, one.arm) == (failed.stage, failed.arm)]
+        if not any(self._states[cell.id] in _SETTLED for cell in kind):
             waiting = [cell for cell in kind if self._states[cell.id] is State.TODO]
             self._block(waiting, f"it would fail like {failed}, with exit code {USAGE}")
 
@@ -264,7 +251,7 @@ class Coordinator:
         left = self._clock.left(self._in(State.TODO, State.RUNNING), self._launcher.slots)
         self._progress.settled(cell, result, left)
         if time.monotonic() - self._trimmed >= TRIM_SECONDS:
-            self._store.trim()
+            trim(self._store.directory)
             self._trimmed = time.monotonic()
 
     def _failed(self, cell: Cell, error: str, attempts: int) -> None:
@@ -273,8 +260,3 @@ class Coordinator:
         given_up = self._attempts[cell.id] >= attempts
         self._states[cell.id] = State.FAILED if given_up else State.TODO
         self._progress.failed(cell, error, given_up)
-
-
-def _kind(cell: Cell) -> tuple[str, str | None]:
-    """Stage and arm: cells of the same kind differ only in beta and seed."""
-    return cell.stage, cell.arm

@@ -1,7 +1,9 @@
-"""Runs one cell in a separate process: claim, train, publish."""
+"""Runs one cell in a separate process, claim, train, publish, and collects its result."""
 
+import csv
 import io
 import json
+import math
 import os
 import platform
 import runpy
@@ -16,18 +18,96 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import connection, parent_process
 from pathlib import Path
+from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
+from analysis.checks.settings import LOCAL_PATHS, SECTIONS, TRAINER
 from analysis.design.cells import RATE, RUNS
 from analysis.design.fingerprint import environment
 from analysis.results import Cell, layout
-from analysis.sweep.harvest import harvest, read_summary
+from analysis.results.curves import curves, last_completions
+from analysis.results.layout import RESULT_SCHEMA
+from analysis.results.plan import flat
 from analysis.sweep.store import Store
 from lit_klrb import schema
 from lit_klrb.errors import CELL, OUTAGE
-from lit_klrb.files import damage, sync, write_atomically
+from lit_klrb.files import damage, read_object, sync, write_atomically
 from lit_klrb.stops import SIGNALS, Stops
+
+# Number of completions published per run, and the maximum number of characters of each.
+_COMPLETIONS, _LETTERS = 5, 1_000
+# Columns of the final evaluation that are published, and their significant digits.
+_PROMPT_VALUES, _DIGITS = (schema.REWARD, schema.KL), 4
+
+
+def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """The result of a finished run, without its checksum; identical for every repetition of the run.
+
+    Numbers that are not finite become None. A run whose final reward or KL is not finite counts as diverged,
+    regardless of its summary, so that no statistic uses such a value.
+    """
+    state = summary["state"]
+    final = {name: _finite(value) for name, value in summary["final"].items()}
+    if any(final.get(name, 0.0) is None for name in (schema.REWARD, schema.KL)):
+        state = schema.DIVERGED
+    studies = {path.stem: json.loads(path.read_bytes()) for path in (run / schema.STUDIES).glob("*.json")}
+    shown = completions(run)
+    prompts = {} if state == schema.DIVERGED else prompt_values(run / schema.EVALUATION)
+    return {
+        "schema": RESULT_SCHEMA,
+        "id": cell.id,
+        "cell": cell.record(),
+        "state": state,
+        "final": final,
+        "curves": curves(run / schema.METRICS_DIR),
+        "versions": summary["versions"],
+        **{key: summary[key] for key in (schema.WEIGHTS, schema.ROWS) if key in summary},
+        **({"studies": studies} if studies else {}),
+        **({"completions": shown} if shown else {}),
+        **({"prompts": prompts} if prompts else {}),
+        "settings": settings(run / schema.CONFIG),
+    }
+
+
+def completions(run: Path) -> list[dict[str, Any]]:
+    """A few completions of the latest and the first evaluation; empty without a table of completions."""
+    return [
+        {
+            **{name: row[name][:_LETTERS] for name in ("text_at_start", "text")},
+            **{name: _finite(float(row[name])) for name in ("reward_at_start", "reward")},
+        }
+        for row in last_completions(run)[:_COMPLETIONS]
+    ]
+
+
+def prompt_values(path: Path) -> dict[str, list[float]]:
+    """Reward and KL of each prompt of the final evaluation, rounded; empty without its file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(f"{float(row[name]):.{_DIGITS}g}") for row in rows] for name in _PROMPT_VALUES}
+
+
+def settings(config: Path) -> dict[str, Any]:
+    """The hyperparameters of a run: dotted key -> value, without nulls and local paths."""
+    if not config.exists():
+        return {}
+    content = yaml.safe_load(config.read_text("utf-8"))
+    kept = {name: content.get(name) for name in SECTIONS}
+    kept["trainer"] = {name: (content.get("trainer") or {}).get(name) for name in TRAINER}
+    return {
+        key.replace("init_args.", ""): value
+        for key, value in flat(kept)
+        if isinstance(value, str | int | float) and not str(value).startswith(LOCAL_PATHS)
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
 
 # Exit codes of a job: result published; no result; wrong usage; cell claimed by another process; a machine
 # without the sweep's directory or with other software.
@@ -125,8 +205,8 @@ def _run(job: Job, store: Store) -> int:
     _redirect_output(store.log(cell.id))
     print("$ python -m", job.module, shlex.join(argv))
     code = _run_module(job.module, argv)
-    summary = read_summary(workdir)
-    diverged = summary is not None and summary["state"] == schema.DIVERGED
+    summary = read_object(workdir / schema.SUMMARY)
+    diverged = summary.get("state") == schema.DIVERGED
     # A diverged run may exit with an error code; its summary makes it a result nevertheless
     if code and not diverged:
         if resumed and (problem := damage(checkpoint)) is not None:
@@ -136,8 +216,8 @@ def _run(job: Job, store: Store) -> int:
             return code
         # What was begun with these settings does not fail because of them
         return USAGE if code == USAGE and not resumed else FAILED
-    if summary is None:
-        print(f"the run ended without {schema.SUMMARY}")
+    if not diverged and summary.get("state") != schema.DONE:
+        print(f"the run ended without {schema.SUMMARY} that says {schema.DONE} or {schema.DIVERGED}")
         return FAILED
     if checkpoint.exists():
         # Other cells rely on the checkpoint once the result is published: it must be on disk before

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from analysis.design import Expansion
 from analysis.design.examination import examine
+from analysis.design.rates import choice_of
 from analysis.results import DamagedFileError, Plan, layout
 from analysis.results.locked import ARMS, CHOICE, LockedPlan, encode_plan, lock_document, trials_of
-from analysis.results.rate_choice import choice_of
 from analysis.results.records import Arm, read_run
 from analysis.results.store import archive_path
 from lit_klrb.errors import ConfigurationError
@@ -43,38 +43,34 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         ConfigurationError: If a stage or an arm is invalid, or the directory has a published sweep, which
             cannot be continued.
     """
-    path = directory / layout.PLAN
-    archive = archive_path(directory)
+    path, archive = directory / layout.PLAN, archive_path(directory)
     if archive.exists():
         raise ConfigurationError(
             f"{directory} contains a published sweep ({archive.name}), which can be reported and verified "
             "but not continued; name another directory",
             key="directory",
         )
-    begun = layout.has_begun(directory)
+    begun = any(any((directory / name).glob("*")) for name in (layout.RESULTS, layout.FAILED, layout.CELLS))
     before = _locked(path, begun=begun)
     content = json.loads(json.dumps({"plan": plan.record(), **expansion.content}))
-    arms = _arms(plan, expansion, content, before)
+    old = before.document["content"] if before else {}
+    # Properties of the arms are derived from the rest
+    altered = list(changes({**old, ARMS: None}, {**content, ARMS: None}))
+    arms = before.arms if before and ARMS in old and not altered else examine(plan, expansion.cells)
     content[ARMS] = {label: asdict(arm) for label, arm in arms.items()}
     published = len(layout.result_paths(directory))
     if before is None or not begun:
-        _write(path, lock_document(plan, content, expansion.cells, published=published))
+        document = lock_document(plan, content, expansion.cells, published=published)
+        if not (path.exists() and path.read_bytes() == document):
+            write_atomically(path, document)
         return Locked([], arms)
-    # Properties of the arms are derived from the rest
-    altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
     was, blocks = [*before.plan.grid.blocks], [*plan.grid.blocks]
     if was != blocks and {*was} == {*blocks}:  # replicate r is in block r mod B
         altered.append(f"plan.grid.blocks: in the order {', '.join(was)} -> {', '.join(blocks)}")
     if altered and record:
-        document = lock_document(
-            plan,
-            content,
-            expansion.cells,
-            before=before,
-            published=published,
-            changes=altered,
-        )
-        _write(path, document)
+        cells = expansion.cells
+        document = lock_document(plan, content, cells, before=before, published=published, changes=altered)
+        write_atomically(path, document)
     return Locked(altered, arms)
 
 
@@ -101,10 +97,8 @@ def lock_choice(directory: Path) -> Mapping[str, float]:
     """
     path = directory / layout.PLAN
     locked = LockedPlan.read(path)
-    runs = [
-        read_run(layout.result_path(directory, name)) for name in sorted(trials_of(locked.cells.values()))
-    ]
-    choice = choice_of(locked.plan, runs)
+    trials = sorted(trials_of(locked.cells.values()))
+    choice = choice_of(locked.plan, [read_run(layout.result_path(directory, name)) for name in trials])
     if locked.choice is None:
         write_atomically(path, encode_plan({**locked.document, CHOICE: asdict(choice)}))
     elif locked.choice != choice:
@@ -127,19 +121,3 @@ def _locked(path: Path, *, begun: bool) -> LockedPlan | None:
             raise
         return None
     return before
-
-
-def _arms(
-    plan: Plan, expansion: Expansion, content: dict[str, Any], before: LockedPlan | None
-) -> Mapping[str, Arm]:
-    """Properties of the arms: as locked, unless the content that they depend on has changed."""
-    locked = before.document["content"] if before else {}
-    if before and ARMS in locked and {**content, ARMS: None} == {**locked, ARMS: None}:
-        return before.arms
-    return examine(plan, expansion.cells)
-
-
-def _write(path: Path, document: bytes) -> None:
-    """Write the locked plan unless the file has the same content already."""
-    if not (path.exists() and path.read_bytes() == document):
-        write_atomically(path, document)

@@ -1,17 +1,65 @@
-"""Progress of a sweep: a bar in a terminal, plain lines otherwise."""
+"""Progress of a sweep: a bar in a terminal, plain lines otherwise, and the remaining time."""
 
-from types import TracebackType
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Iterable
+from statistics import mean
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
 
 from analysis.results import Cell
+from analysis.results.store import read_time
+from analysis.sweep.store import Store
 from lit_klrb import schema
 
 
-class Progress:
-    """Reports every cell that ends.
+class Clock:
+    """The times of finished cells by stage.
+
+    Args:
+        cells: Cells; those without a measured time are ignored.
+        store: The sweep's directory.
+    """
+
+    def __init__(self, cells: Iterable[Cell], store: Store) -> None:
+        self._store = store
+        self._seconds: dict[str, list[float]] = {}
+        for cell in cells:
+            self.add(cell)
+
+    def add(self, cell: Cell) -> None:
+        """Add the time of a finished cell, if it is known: that of a resumed one is not."""
+        seconds = read_time(self._store.seconds(cell.id))
+        if seconds is not None:
+            self._seconds.setdefault(cell.stage, []).append(seconds)
+
+    def mean(self, stage: str) -> float | None:
+        """Mean time of a cell of the stage, in seconds; None if none is known."""
+        return mean(self._seconds[stage]) if stage in self._seconds else None
+
+    def left(self, cells: Iterable[Cell], workers: int, assumed: float | None = None) -> float | None:
+        """Estimate the time until all `cells` have run, one stage after the other.
+
+        Args:
+            cells: The remaining cells.
+            workers: Number of cells that run at the same time.
+            assumed: Assumed time per cell of a stage without a measured time, in seconds.
+
+        Returns:
+            Seconds; None if a stage has neither a measured nor an assumed time.
+        """
+        total = 0.0
+        for stage, count in Counter(cell.stage for cell in cells).items():
+            seconds = self.mean(stage) or assumed
+            if seconds is None:
+                return None
+            total += max(1.0, count / workers) * seconds
+        return total
+
+
+class Progress(Bar):
+    """Reports every cell that ends, within a `with` block.
 
     Args:
         name: The sweep's name.
@@ -19,29 +67,14 @@ class Progress:
     """
 
     def __init__(self, name: str, console: Console) -> None:
-        self._console = console
-        self._bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[newest]}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, newest="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+        newest = TextColumn("{task.fields[newest]}", markup=False)
+        super().__init__(*columns, newest, console=console, disable=not console.is_terminal)
+        self._task = self.add_task(name, newest="")
 
     def counted(self, settled: int, total: int) -> None:
         """Set the number of cells with a result and the total number."""
-        self._bar.update(self._task, completed=settled, total=total)
+        self.update(self._task, completed=settled, total=total)
 
     def settled(self, cell: Cell, result: dict[str, Any], seconds_left: float | None) -> None:
         """Report the result of a cell, and the remaining time if it can be estimated."""
@@ -50,9 +83,9 @@ class Progress:
         newest += "".join(f", {name} {value:.4g}" for name, value in values.items() if value is not None)
         if seconds_left:
             newest += f"; {duration(seconds_left)} left"
-        self._bar.update(self._task, advance=1, newest=newest)
-        if not self._console.is_terminal:
-            task = self._bar.tasks[self._task]
+        self.update(self._task, advance=1, newest=newest)
+        if not self.console.is_terminal:
+            task = self.tasks[self._task]
             self.line(f"[{task.completed:.0f}/{task.total:.0f}] {newest}")
 
     def failed(self, cell: Cell, error: str, given_up: bool) -> None:
@@ -64,7 +97,7 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Write a line without markup, above the bar if there is one."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,9 @@ have to be handled. A `flock` is visible to the processes of one machine only; i
 directory, a single coordinator must distribute the cells.
 """
 
+import contextlib
+import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -16,11 +19,56 @@ from pathlib import Path
 from typing import Any
 
 from analysis.results import layout
-from analysis.results.store import encode_failure, encode_result, read_json, read_result
-from analysis.sweep.trimming import trim
+from analysis.results.store import encode_result, read_json, read_result
 from lit_klrb import schema
 from lit_klrb.errors import refusing
-from lit_klrb.files import PARTIAL, claimed, write_atomically, write_once
+from lit_klrb.files import PARTIAL, claimed, read_object, write_atomically, write_once
+
+# Maximum size in bytes; the files of the cells with the oldest results are removed.
+LIMIT = 10_000_000_000
+
+
+def trim(sweep: Path, limit: int = LIMIT) -> None:
+    """Remove the folders of published cells (checkpoints, metrics, studies), oldest result first.
+
+    Files at the top level of a cell's directory, such as its configuration and its log, are not removed, nor
+    is the latest checkpoint of a stage from which other cells start. Cells without a result, which the next
+    sweep resumes, running cells and results are not changed.
+    """
+    results = sorted((sweep / schema.RESULTS).glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)
+    cells = sweep.resolve() / schema.CELLS
+    # A name such as `...json` stands for a directory above; links are not followed
+    named = [cells / path.stem for path in results if path.stem not in (".", "..")]
+    files = {cell: dict(_removable(cell)) for cell in named if cell.is_dir() and cell.resolve() == cell}
+    left = sum(sum(sizes.values()) for sizes in files.values())
+    for cell, sizes in files.items():
+        if left <= limit:
+            break
+        with claimed(cell) as free:
+            if not free:
+                continue
+            for path in sizes:
+                path.unlink(missing_ok=True)
+            for folder, _, _ in os.walk(cell, topdown=False):
+                if Path(folder) != cell:
+                    with contextlib.suppress(OSError):  # it is not empty
+                        Path(folder).rmdir()
+        left -= sum(sizes.values())
+
+
+def _removable(cell: Path) -> Iterator[tuple[Path, int]]:
+    """The files in a cell's folders with their sizes, except a checkpoint from which others may start.
+
+    That of a stage before the grid is one, and so is that of a cell whose result cannot be read.
+    """
+    record = read_object(cell.parents[1] / schema.RESULTS / f"{cell.name}.json").get("cell")
+    shared = not isinstance(record, dict) or record.get("arm") is None
+    for folder, _, names in os.walk(cell):  # links are not followed
+        for path in (Path(folder, name) for name in names if Path(folder) != cell):
+            if not (shared and path == cell / schema.CHECKPOINT):
+                with contextlib.suppress(OSError):  # another process may remove it
+                    yield path, path.lstat().st_size
+
 
 # The name of the file by which a machine recognises the directory.
 TOKEN = ".shared"
@@ -48,11 +96,8 @@ class Store:
         """
         path = self.directory / TOKEN
         if create and not path.exists():
-            with refusing(
-                f"{self.directory} has no hard links, with which results are published",
-                OSError,
-                key="directory",
-            ):
+            why = f"{self.directory} has no hard links, with which results are published"
+            with refusing(why, OSError, key="directory"):
                 write_once(path, secrets.token_hex(16).encode())
         return path.read_text() if path.exists() else ""
 
@@ -68,7 +113,9 @@ class Store:
             needs_checkpoint: Whether another cell that has still to run needs its checkpoint. A published
                 cell whose checkpoint was deleted is then run again, and its result compared.
         """
-        if not needs_checkpoint or self._has_last_checkpoint(cell_id):
+        # That of a run that ended, rather than of one that was stopped
+        ended = [self.workdir(cell_id) / name for name in (schema.CHECKPOINT, schema.SUMMARY)]
+        if not needs_checkpoint or all(path.exists() for path in ended):
             return self._result(cell_id).exists()
         result = self.result(cell_id)
         return result is not None and result["state"] == schema.DIVERGED
@@ -97,11 +144,6 @@ class Store:
         write_atomically(layout.result_path(self.directory, result["id"], layout.REFUSED), content)
         return False
 
-    def refused(self, cell_id: str) -> Path | None:
-        """The path of a second, different result of the cell; None if there is none."""
-        path = layout.result_path(self.directory, cell_id, layout.REFUSED)
-        return path if path.exists() else None
-
     def failure(self, cell_id: str) -> dict[str, Any] | None:
         """The record of a cell that ended without a result; None if there is none."""
         path = self._failure(cell_id)
@@ -113,7 +155,8 @@ class Store:
     def record_failure(self, cell_id: str, cell: dict[str, Any], error: str) -> None:
         """Record that an attempt at a cell ended without a result."""
         attempts = 1 + (self.failure(cell_id) or {"attempts": 0})["attempts"]
-        write_atomically(self._failure(cell_id), encode_failure(cell_id, cell, attempts, error))
+        record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
+        write_atomically(self._failure(cell_id), json.dumps(record, indent=1).encode())
 
     @contextmanager
     def claim(self, cell_id: str) -> Iterator[bool]:
@@ -132,7 +175,7 @@ class Store:
         with self.claim(cell_id) as free:
             return not free
 
-    def clear(self, cell_id: str) -> Path:
+    def clear(self, cell_id: str) -> None:
         """Empty the working directory of a claimed cell."""
         # The claim is on the directory itself, which must not be replaced
         for path in self.workdir(cell_id).iterdir():
@@ -140,7 +183,6 @@ class Store:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        return self.workdir(cell_id)
 
     def log(self, cell_id: str) -> Path:
         """The log file of the cell's latest attempt."""
@@ -165,10 +207,6 @@ class Store:
         partial.symlink_to(self.workdir(cell_id).relative_to(self.directory), target_is_directory=True)
         partial.replace(place)
 
-    def trim(self) -> None:
-        """Remove working files of published cells where all of them together exceed the limit."""
-        trim(self.directory)
-
     def tidy(self) -> None:
         """Remove leftovers of killed processes: temporary files, and failures of cells that have a result."""
         for record in layout.result_paths(self.directory, layout.FAILED):
@@ -178,11 +216,6 @@ class Store:
             with self.claim(path.name[1:65]) as free:
                 if free:
                     path.unlink(missing_ok=True)
-
-    def _has_last_checkpoint(self, cell_id: str) -> bool:
-        """Whether there is the checkpoint of a run that ended, rather than of one that was stopped."""
-        workdir = self.workdir(cell_id)
-        return all((workdir / name).exists() for name in (schema.CHECKPOINT, schema.SUMMARY))
 
     def _result(self, cell_id: str) -> Path:
         return layout.result_path(self.directory, cell_id)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from analysis.sweep.harvest import curves
+from analysis.sweep.job import curves
 from lit_klrb import schema
 from lit_klrb.run.checkpoints import damage, read
 

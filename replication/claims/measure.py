@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from analysis.results.artifacts import FloatArray, ValueSnapshot, ValueStudy
+from analysis.stats.contrast import LOG_RATIO
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
-from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.kl_values import EstimatorSpread, estimator_spreads
 from analysis.stats.text import ends_text, number, percent
 from analysis.stats.verdict import Verdict

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from analysis.results.artifacts import GradientStudy
-from analysis.stats.gradient_noise import NoiseSnapshot
-from analysis.stats.gradient_variance import compare_gradient_variance
+from analysis.stats.gradient_noise import NoiseSnapshot, compare_gradient_variance
 from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status

@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from analysis.stats.gradient_variance import compare_gradient_variance
+from analysis.stats.gradient_noise import compare_gradient_variance
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.kinds import Row

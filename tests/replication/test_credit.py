@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.results.sweep import load_sweep
+from analysis.checks import load_sweep
 from replication.credit import CONTROL, FIGURE, RESULTS, draw_map, log_ratio, relative_seconds
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from analysis.results.sweep import load_sweep
+from analysis.checks import load_sweep
 from replication.pays import (
     FACTORS,
     FIGURE,

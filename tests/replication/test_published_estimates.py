@@ -7,8 +7,7 @@ import pytest
 
 from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
 from analysis.results.store import present, read_json
-from analysis.stats.gradient_noise import NoiseSnapshot
-from analysis.stats.gradient_variance import compare_gradient_variance
+from analysis.stats.gradient_noise import NoiseSnapshot, compare_gradient_variance
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_values import estimator_spreads
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.results.sweep import load_sweep
+from analysis.checks import load_sweep
+from analysis.stats.contrast import objective_contrast
 from analysis.stats.frontier import pooled_share, share_contributions
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import match
-from analysis.stats.objective import objective_contrast
 from analysis.stats.swaps import swap_test
 
 FOLDER = Path(__file__).parents[2] / "replication" / "results" / "smollm2_frontier"

@@ -4,24 +4,14 @@ from collections.abc import Callable, Sequence
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
-from analysis.report.sections.arms import arms
-from analysis.report.sections.blocks import blocks
-from analysis.report.sections.certificates import certificates
-from analysis.report.sections.completions import completions
-from analysis.report.sections.curves import training_curves
-from analysis.report.sections.evaluation_noise import evaluation_noise
-from analysis.report.sections.execution import execution
+from analysis.report.sections.checks import certificates, evaluation_noise, stability
 from analysis.report.sections.gradient_noise import gradient_noise
-from analysis.report.sections.happened import happened
-from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
-from analysis.report.sections.provenance import provenance
-from analysis.report.sections.reading import reading
-from analysis.report.sections.stability import stability
-from analysis.report.sections.summary import summary
-from analysis.report.sections.tradeoff import tradeoff
-from analysis.report.sections.tuning import tuning
+from analysis.report.sections.runs import arms, blocks, completions, hyperparameters, provenance, reading
+from analysis.report.sections.summary import execution, summary
+from analysis.report.sections.tradeoff import happened, tradeoff
+from analysis.report.sections.training import training_curves, tuning
 from lit_klrb.extensions import extensions, load
 
 Builder = Callable[[Assessment], Section | None]

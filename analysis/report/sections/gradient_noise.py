@@ -10,25 +10,15 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, log_scale, looks, sheet
 from analysis.results.artifacts import GradientStudy
 from analysis.results.plan import Primary
-from analysis.stats.gradient_noise import (
-    TERMS,
-    NoiseFinding,
-    NoiseSnapshot,
-    compare_layers,
-    compare_noise,
-)
+from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseSnapshot, compare_layers, compare_noise
 from analysis.stats.text import number, whole_percent
 
 
 def gradient_noise(assessment: Assessment) -> Section | None:
     """Variance ratios with verdicts, from the artifacts of `GradientNoiseStudy`."""
     sweep = assessment.sweep
-    measured = [
-        _Measured(artifact, run.cell.title, sweep.plan.primary)
-        for run, artifact in sorted(
-            sweep.studies(GradientStudy), key=lambda found: found[1].snapshots[0].beta
-        )
-    ]
+    studies = sorted(sweep.studies(GradientStudy), key=lambda found: found[1].snapshots[0].beta)
+    measured = [_Measured(artifact, run.cell.title, sweep.plan.primary) for run, artifact in studies]
     if not measured:
         return None
     layers = {
@@ -66,17 +56,17 @@ class _Measured:
     """One artifact, compared with the control.
 
     Attributes:
-        beta: Weight of the KL.
         names: The estimators.
         control: The one with which the others are compared.
-        snapshots: The snapshots.
         findings: The comparisons.
         layers: Label of a snapshot -> the comparisons of each layer, if these were recorded.
+        prefix: What distinguishes its tables and figures from those of other artifacts.
     """
 
     def __init__(self, artifact: GradientStudy, title: str, primary: Primary) -> None:
         self.artifact, self.title, self.names = artifact, title, artifact.estimators
         self.beta = artifact.snapshots[0].beta
+        self.prefix = f"β = {self.beta:g}. "
         self.control = primary.control if primary.control in self.names else self.names[0]
         self.snapshots = [NoiseSnapshot(one.step, one.gram, self.names) for one in artifact.snapshots]
         self.findings = compare_noise(self.snapshots, self.control, primary.alpha)
@@ -86,28 +76,21 @@ class _Measured:
             if one.layers
         }
 
-    @property
-    def prefix(self) -> str:
-        """What distinguishes its tables and figures from those of other artifacts."""
-        return f"β = {self.beta:g}. "
-
 
 def _description(measured: _Measured) -> str:
+    """What the gradients are of: batches, and the policies of one run or of checkpoints."""
     artifact = measured.artifact
     pooled = artifact.prompts * artifact.snapshots[0].completions
+    listed = "; ".join(f"{one.step}: {one.label}" for one in artifact.snapshots)
     return (
         f"{measured.prefix}tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} "
         f"completions, over {artifact.batches} batches of different prompts and completions, the same for "
-        f"all estimators. {_policies(artifact, measured.title)}."
+        "all estimators. "
+    ) + (
+        f"The policies are those of checkpoints, numbered as steps ({listed})."
+        if measured.layers
+        else f"The policy is that of one run ({measured.title}) at the given steps."
     )
-
-
-def _policies(artifact: GradientStudy, title: str) -> str:
-    """Which policies the gradients are of."""
-    if not any(one.layers for one in artifact.snapshots):
-        return f"The policy is that of one run ({title}) at the given steps"
-    listed = "; ".join(f"{one.step}: {one.label}" for one in artifact.snapshots)
-    return f"The policies are those of checkpoints, numbered as steps ({listed})"
 
 
 def _by_layer(measured: _Measured) -> list[Table]:
@@ -200,10 +183,7 @@ def _figure(measured: _Measured) -> Figure:
             ("p (corrected)", lambda found: number(found.verdict.adjusted, 2)),
             ("p (centred)", lambda found: number(found.variance.test.p_value, 2)),
             ("Kurtosis", lambda found: " / ".join(number(one, 2) for one in found.variance.kurtosis)),
-            (
-                "Largest share",
-                lambda found: " / ".join(map(whole_percent, found.variance.top_share)),
-            ),
+            ("Largest share", lambda found: " / ".join(map(whole_percent, found.variance.top_share))),
             ("Verdict", lambda found: found.verdict.label),
         ),
     )

@@ -9,8 +9,13 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import log_scale, looks, sheet
 from analysis.results.artifacts import ValueSnapshot, ValueStudy
-from analysis.stats.bias import BiasOutcome, BiasVerdict
-from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
+from analysis.stats.kl_values import (
+    REFERENCE,
+    BiasOutcome,
+    BiasVerdict,
+    EstimatorSpread,
+    estimator_spreads,
+)
 from analysis.stats.text import ends_text, number
 
 # Names of the estimates, as in the documentation.
@@ -35,11 +40,11 @@ Snapshots = Sequence[tuple[str, Mapping[str, EstimatorSpread]]]
 
 def estimation(assessment: Assessment) -> Section | None:
     """Mean, spread and bias of every value estimator, from the artifact of `EstimationStudy`."""
-    found = assessment.sweep.study(ValueStudy)
-    if found is None:
+    studies = assessment.sweep.studies(ValueStudy)
+    if not studies:
         return None
-    run, artifact = found
-    by_step = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
+    run, artifact = studies[0]
+    by_step = {one.step: _spreads(artifact, one) for one in artifact.snapshots}
     snapshots = [(one.label, by_step[one.step]) for one in artifact.snapshots]
     sizes = artifact.group_sizes
     place = " at the given steps" if artifact.snapshots[0].standard is None else ""
@@ -59,10 +64,7 @@ def estimation(assessment: Assessment) -> Section | None:
             "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],
         figures=[_spread_figure(snapshots, sizes)],
-        tables=[
-            *(_table(label, spreads, artifact) for label, spreads in snapshots),
-            *_coverage(artifact),
-        ],
+        tables=[*(_table(label, spreads, artifact) for label, spreads in snapshots), *_coverage(artifact)],
         numbers={str(step): _numbers(spreads) for step, spreads in by_step.items()}
         | {
             f"{one.step} reference mass": one.reference_mass.tolist()
@@ -77,22 +79,19 @@ def _spreads(artifact: ValueStudy, snapshot: ValueSnapshot) -> dict[str, Estimat
     known = None
     if snapshot.standard is not None and snapshot.standard_error is not None:
         known = snapshot.standard, snapshot.standard_error
-    return estimator_spreads(
-        snapshot.values,
-        snapshot.horvitz_thompson,
-        artifact.group_sizes,
-        tolerance=artifact.tolerance,
-        standard=known,
-    )
+    given = snapshot.values, snapshot.horvitz_thompson, artifact.group_sizes
+    count = len(artifact.snapshots)
+    return estimator_spreads(*given, tolerance=artifact.tolerance, standard=known, snapshots=count)
 
 
 def _standard(artifact: ValueStudy) -> str:
     """The standard by which a bias is judged, in words."""
     if artifact.snapshots[0].standard is None:
         return f"{NAMES[REFERENCE]}, whose mean is the KL, on the same completions"
-    kinds = {one.exact for one in artifact.snapshots}
-    words = {True: "the exact KL", False: f"{NAMES[REFERENCE]} on a larger, independent sample"}
-    return " or ".join(words[kind] for kind in sorted(kinds, reverse=True))
+    errors = [one.standard_error for one in artifact.snapshots]
+    exact = {error is not None and not error.any() for error in errors}
+    sample = f"{NAMES[REFERENCE]} on a larger, independent sample"
+    return " or ".join(["the exact KL"] * (True in exact) + [sample] * (False in exact))
 
 
 def _coverage(artifact: ValueStudy) -> list[Table]:
@@ -140,39 +139,25 @@ def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
 
 def _table(label: str, spreads: Mapping[str, EstimatorSpread], artifact: ValueStudy) -> Table:
     sizes = artifact.group_sizes
+    columns = ("Estimator", "Mean", *(f"Spread, M = {size}" for size in sizes))
+    rows = []
+    for name, spread in spreads.items():
+        ratio = ("1" if name == REFERENCE else "–", "–")
+        if name != REFERENCE and (interval := spread.log_ratio.interval()) is not None:
+            ratio = number(float(np.exp(spread.log_ratio.value))), ends_text(interval.exp())
+        mean = f"{number(spread.mean.value)} ± {number(spread.mean.standard_error, 2)}"
+        deviations = (number(spread.deviations[size]) for size in sizes)
+        rows.append(
+            (NAMES.get(name, name), mean, *deviations, *ratio, *_bias(spread.bias, artifact.tolerance))
+        )
     return Table(
         f"{label[:1].upper()}{label[1:]}, in nats per completion. Mean: over prompts, ± its standard error "
-        f"(n = {artifact.prompts} "
-        f"prompts). Variance: that of the estimate from M = {max(sizes)} relative to {NAMES[REFERENCE]}, "
-        "with a 95% jackknife interval over prompts, not corrected for multiple comparisons.",
-        (
-            "Estimator",
-            "Mean",
-            *(f"Spread, M = {size}" for size in sizes),
-            "Variance",
-            "95% CI",
-            "Bias",
-            "90% CI",
-            "Verdict",
-        ),
-        [
-            (
-                NAMES.get(name, name),
-                f"{number(spread.mean.value)} ± {number(spread.mean.standard_error, 2)}",
-                *(number(spread.deviations[size]) for size in sizes),
-                *_ratio(name, spread),
-                *_bias(spread.bias, artifact.tolerance),
-            )
-            for name, spread in spreads.items()
-        ],
+        f"(n = {artifact.prompts} prompts). Variance: that of the estimate from M = {max(sizes)} relative to "
+        f"{NAMES[REFERENCE]}, with a 95% jackknife interval over prompts, not corrected for multiple "
+        "comparisons.",
+        (*columns, "Variance", "95% CI", "Bias", "90% CI", "Verdict"),
+        rows,
     )
-
-
-def _ratio(name: str, spread: EstimatorSpread) -> tuple[str, str]:
-    interval = spread.log_ratio.interval()
-    if name == REFERENCE or interval is None:
-        return "1" if name == REFERENCE else "–", "–"
-    return number(float(np.exp(spread.log_ratio.value))), ends_text(interval.exp())
 
 
 def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
@@ -183,13 +168,8 @@ def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
     return number(bias.estimate.value, 2), ends_text(bias.interval, 2), verdict
 
 
-def _names(snapshots: Snapshots) -> list[str]:
-    """The estimators, in the order of the documentation."""
-    return [name for name in NAMES if name in snapshots[0][1]]
-
-
 def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
-    names, labels = _names(snapshots), [label for label, _ in snapshots]
+    names, labels = [name for name in NAMES if name in snapshots[0][1]], [label for label, _ in snapshots]
     styles = looks(labels, labels[0])
     with sheet(0.9 + 0.34 * len(names)) as drawn:
         axes = drawn.canvas.subplots()
@@ -208,13 +188,4 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
         "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
         "Left is better. One mark is one estimator at one snapshot: the square root of the mean variance "
         "over prompts.",
-        Table(
-            "Spread of the estimate from M completions of a prompt (nats).",
-            ("Snapshot", "Estimator", *(f"M = {size}" for size in sizes)),
-            [
-                (label, NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
-                for label, spreads in snapshots
-                for name in names
-            ],
-        ),
     )

@@ -8,12 +8,10 @@ from matplotlib.axes import Axes
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, MANY, Look, legend_lines, looks, sheet
+from analysis.report.figures import INK, Look, legend_lines, looks, sheet, thinned, thinning
 from analysis.stats import Comparison, Pairs, Verdict
-from analysis.stats.contrast import Contrast, block_means, equal_betas
+from analysis.stats.contrast import Contrast, block_means, equal_betas, kl_contrast, objective_contrast
 from analysis.stats.intervals import Estimate, Interval
-from analysis.stats.kl_reward import kl_contrast
-from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import (
     aligned,
@@ -51,12 +49,12 @@ def outcomes(assessment: Assessment) -> Section | None:
 def forests(assessment: Assessment) -> list[Figure]:
     """Forest plots of differences to the control, one for each unit."""
     comparisons = assessment.comparisons
-    units = dict.fromkeys(map(unit_of, comparisons))
-    return [_forest(assessment, [c for c in comparisons if unit_of(c) == unit]) for unit in units]
+    units = dict.fromkeys(one.primary.unit for one in comparisons)  # ranks if a run diverged
+    return [_forest(assessment, [c for c in comparisons if c.primary.unit == unit]) for unit in units]
 
 
 def _what_is_compared(assessment: Assessment) -> list[str]:
-    verdict = assessment.comparisons[0].decision.primary
+    verdict = assessment.comparisons[0].primary
     if verdict.claim.key == "kl":
         return [
             "This plan decides by the KL alone, where lower is better, as the arms were not trained on a "
@@ -68,11 +66,6 @@ def _what_is_compared(assessment: Assessment) -> list[str]:
         "curve c0 + c1·√KL + c2·KL for both arms; it is tested only if the test of J rejects, and not "
         "estimated if the KLs do not overlap."
     ]
-
-
-def unit_of(comparison: Comparison) -> str:
-    """Unit of a comparison's differences: ranks if a run diverged."""
-    return comparison.decision.primary.unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,25 +82,21 @@ class _Panel:
 
     def by_beta(self, pairs: Pairs) -> dict[int, Estimate]:
         """Mean difference at each β, with its standard error over replicates."""
-        found = {}
-        for index in pairs.beta_indices:
-            part = self.values[pairs.beta_index == index]
-            mean = Estimate.of_mean(part)
-            found[int(index)] = mean if self.intervals else Estimate(mean.value)
-        return found
+        parts = {int(index): self.values[pairs.beta_index == index] for index in pairs.beta_indices}
+        return {index: self._shown(Estimate.of_mean(part)) for index, part in parts.items()}
 
     def by_block(self, pairs: Pairs) -> dict[int, Estimate]:
         """Mean difference in each block, each β counting the same; empty without blocks."""
-        found = block_means(Contrast(self.values, equal_betas(pairs), "", ranked=True), pairs)
-        return {
-            index: mean if self.intervals else Estimate(mean.value)
-            for index, mean in found.items()
-            if pairs.blocks
-        }
+        contrast = Contrast(self.values, equal_betas(pairs), "", ranked=True)
+        found = block_means(contrast, pairs) if pairs.blocks else {}
+        return {index: self._shown(mean) for index, mean in found.items()}
+
+    def _shown(self, mean: Estimate) -> Estimate:
+        return mean if self.intervals else Estimate(mean.value)
 
 
 def _panels(comparison: Comparison) -> list[_Panel]:
-    pairs, primary = comparison.pairs, comparison.decision.primary
+    pairs, primary = comparison.pairs, comparison.primary
     if primary.claim.key == "kl":
         return [_Panel("KL", kl_contrast(pairs).values, primary)]
     found = [_Panel("J = reward − β·KL", objective_contrast(pairs).values, primary)]
@@ -121,31 +110,23 @@ def _panels(comparison: Comparison) -> list[_Panel]:
 def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, ...]]:
     pairs = comparison.pairs
     for panel in _panels(comparison):
-        decimals = decimals_of(one.value for one in panel.by_beta(pairs).values())
-        named = (pairs.treatment, f"{panel.title} ({panel.verdict.unit})")
-        for index, estimate in panel.by_beta(pairs).items():
-            rows = pairs.beta_index == index
-            beta = f"{pairs.beta[rows][0]:g}"
-            ends = aligned_ends(estimate.interval(), decimals)
-            yield (*named, beta, aligned(estimate.value, decimals, sign=True), ends, str(int(rows.sum())))
-        for index, estimate in panel.by_block(pairs).items():
-            replicates = str(pairs.subset(pairs.block == index).replicates)
-            ends = aligned_ends(estimate.interval(), decimals)
-            yield (
-                *named,
-                f"all, block {blocks[index]}",
-                aligned(estimate.value, decimals, sign=True),
-                ends,
-                replicates,
-            )
-        value, interval = panel.verdict.estimate.value, panel.verdict.interval
-        overall = aligned(value, decimals, sign=True), aligned_ends(interval, decimals)
-        yield (*named, "all", *overall, str(pairs.replicates))
+        by_beta, by_block, verdict = panel.by_beta(pairs), panel.by_block(pairs), panel.verdict
+        shown = [("all", verdict.estimate.value, verdict.interval, pairs.replicates)]
+        for index, mean in reversed(by_block.items()):
+            replicates = pairs.subset(pairs.block == index).replicates
+            shown.insert(0, (f"all, block {blocks[index]}", mean.value, mean.interval(), replicates))
+        for index, mean in reversed(by_beta.items()):
+            betas = pairs.beta[pairs.beta_index == index]
+            shown.insert(0, (f"{betas[0]:g}", mean.value, mean.interval(), len(betas)))
+        decimals = decimals_of(mean.value for mean in by_beta.values())
+        for where, value, interval, count in shown:
+            numbers = aligned(value, decimals, sign=True), aligned_ends(interval, decimals)
+            yield (pairs.treatment, f"{panel.title} ({verdict.unit})", where, *numbers, str(count))
 
 
 def _tests(assessment: Assessment) -> Table:
     alpha, comparisons = assessment.sweep.plan.primary.alpha, assessment.comparisons
-    primary = comparisons[0].decision.primary
+    primary = comparisons[0].primary
     p_value = "p (t, or swap)"
     levels = f"{percent(1 - primary.level)} for the first two"
     if others := comparisons[0].secondary:
@@ -188,7 +169,7 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
         f"Forest plot of differences to {control} in each outcome, per β and overall.",
         "Each small dot is one matched pair; the mark is the mean over replicates. “All β” is the quantity "
         f"that is tested, with its simultaneous interval; a single {one} has a 95% t interval and is shown "
-        f"for orientation. {own}".strip(),
+        f"for orientation. {own}{thinning()}",
         Table(
             f"Differences to {control}: at each {one} the mean over matched pairs with its 95% t interval "
             "over replicates, not corrected for multiple comparisons; over all β the estimate that is "
@@ -219,8 +200,7 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
                 rows = [places[index] - 0.3 * spacing for index in pairs.beta_index]
                 look = styles[pairs.treatment]
                 dots: dict[str, Any] = {"color": look.colour, "alpha": 0.55, "markersize": 4, "zorder": 2}
-                many = len(pairs) * len(comparisons) > MANY
-                axes.plot(panel.values, rows, ".", rasterized=many, **dots)
+                axes.plot(thinned(panel.values), thinned(rows), ".", **dots)
                 for index, estimate in panel.by_beta(pairs).items():
                     _draw_estimate(axes, estimate.value, estimate.interval(), places[index], look)
                 for index, estimate in panel.by_block(pairs).items():
@@ -230,7 +210,7 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
                 _draw_estimate(axes, *overall, len(ticks) - 1 + offset, look)
             axes.axvline(0, color=INK, linewidth=0.8)
             axes.set_title(title, loc="left")
-            axes.set_xlabel(f"difference to {plan.primary.control}\n({unit_of(comparisons[0])})")
+            axes.set_xlabel(f"difference to {plan.primary.control}\n({comparisons[0].primary.unit})")
             axes.grid(visible=False, axis="y")
         panels[0].set_yticks(range(len(ticks)), ticks)
         panels[0].invert_yaxis()

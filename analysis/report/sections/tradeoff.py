@@ -1,4 +1,4 @@
-"""Fig. 1: reward against KL, means with intervals over single runs."""
+"""Fig. 1: reward against KL, means with intervals over single runs; and the results of each arm."""
 
 import math
 from collections.abc import Mapping
@@ -12,13 +12,14 @@ from matplotlib.lines import Line2D
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import FAINT, INK, MANY, Look, legend_lines, looks, sheet
-from analysis.results.records import Run
+from analysis.report.figures import FAINT, INK, Look, legend_lines, looks, sheet, thinned, thinning
+from analysis.results.records import OBJECTIVE, Run
 from analysis.results.sweep import Sweep
-from analysis.stats.arms import start_of
 from analysis.stats.frontier import nondominated
 from analysis.stats.intervals import Estimate
+from analysis.stats.matching import arm_outcomes, compared, start_of
 from analysis.stats.pairs import BoolArray, FloatArray
+from analysis.stats.text import aligned, aligned_ends, decimals_of, number
 from lit_klrb import schema
 
 NORMAL_95 = 1.959963984540054
@@ -31,37 +32,33 @@ def tradeoff(assessment: Assessment) -> Section | None:
         return None
     points = np.array([(run.outcome(schema.KL), run.outcome(schema.REWARD)) for run in runs]).T
     on = nondominated(*points)
-    names = assessment.sweep.plan.grid.arms
-    if assessment.sweep.plan.primary.outcome == schema.KL:
-        return Section(
-            "tradeoff",
-            "Reward against KL",
-            paragraphs=["Not shown: this plan decides by the KL alone, as no arm was trained on a reward."],
-            numbers={"runs": {run.cell.id: _numbers(run, False) for run in runs}},
-        )
+    alone = assessment.sweep.plan.primary.outcome == schema.KL
+    void = "Not shown: this plan decides by the KL alone, as no arm was trained on a reward."
     return Section(
         "tradeoff",
         "Reward against KL",
-        figures=[
-            Figure(
-                _draw(assessment, runs, points, on),
-                f"Reward against KL for {', '.join(names)}: means over replicates at each beta, and "
-                f"{len(runs)} single runs, {int(on.sum())} of them on the frontier.",
-                "Up is more reward, left is closer to the reference. A large mark is the mean over the "
-                "replicates of an arm at one β, its bars are 95% t intervals over replicates, lines join the "
-                "betas of an arm; long bars may end outside. Pale marks are single runs; the dashed steps "
-                "are their frontier, the runs that no other run dominates in reward and KL.",
-                _table(runs, on),
-            )
-        ],
+        paragraphs=[void] if alone else (),
+        figures=() if alone else [_figure(assessment, runs, points, on)],
         numbers={
-            "runs": {run.cell.id: _numbers(run, bool(member)) for run, member in zip(runs, on, strict=True)}
+            "runs": {
+                run.cell.id: {"reward": reward, "kl": kl, "frontier": bool(member) and not alone}
+                for run, kl, reward, member in zip(runs, *points.tolist(), on, strict=True)
+            }
         },
     )
 
 
-def _numbers(run: Run, member: bool) -> dict[str, Any]:
-    return {"reward": run.outcome(schema.REWARD), "kl": run.outcome(schema.KL), "frontier": member}
+def _figure(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolArray) -> Figure:
+    return Figure(
+        _draw(assessment, runs, points, on),
+        f"Reward against KL for {', '.join(assessment.sweep.plan.grid.arms)}: means over replicates at each "
+        f"beta, and {len(runs)} single runs, {int(on.sum())} of them on the frontier.",
+        "Up is more reward, left is closer to the reference. A large mark is the mean over the replicates of "
+        "an arm at one β, its bars are 95% t intervals over replicates, lines join the betas of an arm; long "
+        "bars may end outside. Pale marks are single runs; the dashed steps are their frontier, the runs "
+        f"that no other run dominates in reward and KL. {thinning()}",
+        _table(runs, on),
+    )
 
 
 def _table(runs: list[Run], on: BoolArray) -> Table:
@@ -116,31 +113,22 @@ def _draw_runs(axes: Axes, runs: list[Run], styles: Mapping[str, Look]) -> None:
         mine = [run for run in runs if run.point.arm == name]
         if not mine:
             continue
-        kl, reward = ([run.outcome(key) for run in mine] for key in (schema.KL, schema.REWARD))
+        kl, reward = ([run.outcome(key) for run in thinned(mine)] for key in (schema.KL, schema.REWARD))
         pale: dict[str, Any] = {"color": look.colour, "alpha": 0.3, "markersize": 3.5, "zorder": 2}
-        axes.plot(kl, reward, look.marker, markeredgewidth=0, rasterized=len(runs) > MANY, **pale)
+        axes.plot(kl, reward, look.marker, markeredgewidth=0, **pale)
         _draw_means(axes, mine, look)
 
 
 def _draw_means(axes: Axes, runs: list[Run], look: Look) -> None:
-    """The means of one arm, joined in the order of beta."""
-    points = [[_mean(runs, beta, key) for key in (schema.KL, schema.REWARD)] for beta in _betas(runs)]
-    kl, reward = ([point[index] for point in points] for index in (0, 1))
-    axes.errorbar(
-        [mean.value for mean in kl],
-        [mean.value for mean in reward],
-        xerr=[_half_width(mean) for mean in kl],
-        yerr=[_half_width(mean) for mean in reward],
-        marker=look.marker,
-        linestyle=look.dashes,
-        color=look.colour,
-        linewidth=1.1,
-        markersize=7,
-        markeredgecolor="white",
-        markeredgewidth=0.8,
-        elinewidth=1.3,
-        zorder=3,
-    )
+    """The means of one arm with their intervals, joined in the order of beta."""
+    means = [[_mean(runs, beta, key) for beta in _betas(runs)] for key in (schema.KL, schema.REWARD)]
+    bars = [
+        [interval.high - one.value if (interval := one.interval()) else 0.0 for one in own] for own in means
+    ]
+    style: dict[str, Any] = {"markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.8}
+    style |= {"marker": look.marker, "linewidth": 1.1, "elinewidth": 1.3, "zorder": 3, **look.line}
+    kl, reward = ([one.value for one in own] for own in means)
+    axes.errorbar(kl, reward, xerr=bars[0], yerr=bars[1], **style)
 
 
 def _limit(axis: Axis, points: FloatArray) -> None:
@@ -158,11 +146,6 @@ def _betas(runs: list[Run]) -> list[float]:
 
 def _mean(runs: list[Run], beta: float, key: str) -> Estimate:
     return Estimate.of_mean(np.array([run.outcome(key) for run in runs if run.point.beta == beta]))
-
-
-def _half_width(mean: Estimate) -> float:
-    interval = mean.interval()
-    return 0.0 if interval is None else interval.high - mean.value
 
 
 def _label_betas(axes: Axes, runs: list[Run], control: str) -> None:
@@ -188,12 +171,8 @@ def _draw_landmarks(axes: Axes, sweep: Sweep) -> list[Line2D]:
         found.setdefault(name, []).append((kl, reward))
     marks = []
     for (name, places), marker in zip(found.items(), cycle("*pHd"), strict=False):
-        style: dict[str, Any] = {
-            "color": INK,
-            "marker": marker,
-            "linestyle": "none",
-            "markerfacecolor": "white",
-        }
+        style: dict[str, Any] = {"color": INK, "marker": marker, "linestyle": "none"}
+        style["markerfacecolor"] = "white"
         axes.plot(*np.transpose(places), markersize=9 if len(places) == 1 else 5, zorder=4, **style)
         marks.append(Line2D([], [], label=name, **style))
     return marks
@@ -220,3 +199,70 @@ def landmarks(sweep: Sweep) -> list[tuple[str, float, float]]:
     if at_reward is not None and at_kl is not None and not warm:
         found.append(("start", at_kl, at_reward))
     return found
+
+
+_NAMES = {
+    schema.KL: "KL (nats)",
+    schema.REWARD: "Reward",
+    OBJECTIVE: "J = reward − β·KL",
+    schema.LENGTH: "Length (tokens)",
+}
+
+
+def happened(assessment: Assessment) -> Section | None:
+    """Means with intervals over replicates, and matched differences."""
+    sweep = assessment.sweep
+    # Arms at the same beta are next to each other, as these can be compared
+    betas = list(sweep.plan.grid.beta.values())
+    keys = [key for key in _NAMES if key in compared(sweep)]
+    outcomes = sorted(arm_outcomes(sweep, keys), key=lambda outcome: betas.index(outcome.beta))
+    if not any(outcome.n for outcome in outcomes):
+        return None
+    control = sweep.plan.primary.control
+    start = start_of(sweep)
+    values = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
+    decimals = {key: decimals_of(arm.means[key].value for arm in outcomes) for key in keys}
+    names = [_NAMES[key] for key in keys]
+    means = [
+        (
+            *(arm.label, f"{arm.beta:g}"),
+            f"{arm.n} ({arm.diverged} diverged)" if arm.diverged else str(arm.n),
+            *(_with_ends(arm.means[key], decimals[key]) for key in keys),
+        )
+        for arm in outcomes
+    ]
+    differences = [
+        (
+            *(arm.label, f"{arm.beta:g}"),
+            *(
+                f"{_with_ends(arm.differences[key], decimals[key], sign=True)}; higher in {arm.higher[key]} "
+                f"of {arm.pairs}"
+                for key in keys
+            ),
+        )
+        for arm in outcomes
+        if arm.label != control and arm.pairs
+    ]
+    of_means = (
+        "Each arm at each β after training: mean with its 95% t interval over replicates, without diverged "
+        "runs."
+    )
+    of_differences = (
+        f"Matched differences to {control}: mean with its 95% t interval over replicates, not corrected for "
+        "multiple comparisons, and the number of matched pairs in which the arm has the higher value."
+    )
+    tables = [
+        Table(of_means, ("Arm", "β", "Runs", *names), means),
+        Table(of_differences, ("Arm", "β", *names), differences),
+    ]
+    return Section(
+        "happened",
+        "Results of each arm",
+        paragraphs=[f"The runs start at {values}."] if values else (),
+        tables=[table for table in tables if table.rows],
+    )
+
+
+def _with_ends(mean: Estimate, decimals: int, *, sign: bool = False) -> str:
+    text, interval = aligned(mean.value, decimals, sign=sign), mean.interval()
+    return text if interval is None else f"{text} ({aligned_ends(interval, decimals)})"

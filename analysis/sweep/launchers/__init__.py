@@ -5,13 +5,13 @@ launcher.
 """
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from analysis.sweep.job import Job
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.extensions import extensions, load
 
 GROUP = "lit_klrb.launchers"
 OWN = {
@@ -83,20 +83,12 @@ class Launcher(Protocol):
         """Kill the running jobs; cells without a published result are run again by the next sweep."""
 
 
-def launcher_names() -> list[str]:
-    """The names of our launchers and of those that other packages have added."""
-    return sorted({*OWN, *(entry.name for entry in entry_points(group=GROUP))})
-
-
 def launcher(name: str) -> Callable[[Options], Launcher]:
     """What makes the launcher of a name; one of another package cannot take the place of ours."""
-    if name in OWN:
-        module, _, attribute = OWN[name].partition(":")
-        found = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return found  # type: ignore[return-value]
-    for entry in entry_points(group=GROUP, name=name):
-        made: Callable[[Options], Launcher] = entry.load()
-        return made
-    raise ConfigurationError(f"--launcher {name}: one of {', '.join(launcher_names())} expected")
+    added = extensions(GROUP)
+    if name not in OWN and name not in added:
+        raise ConfigurationError(f"--launcher {name}: one of {', '.join(sorted({*OWN, *added}))} expected")
+    made: Callable[[Options], Launcher] = (
+        EntryPoint(name, OWN[name], GROUP).load() if name in OWN else load(added[name])
+    )
+    return made

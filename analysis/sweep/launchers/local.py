@@ -19,6 +19,12 @@ POLL_SECONDS = 3600.0
 WARM = "LIT_KLRB_WARM"
 
 
+def places(threads: int) -> int:
+    """Number of cells that this machine has cores for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Block signals, as a process interrupted while it starts prints errors and would not be stopped."""
@@ -56,8 +62,7 @@ class LocalLauncher:
     @classmethod
     def of(cls, options: Options) -> Self:
         """The launcher of a sweep; as many cells at the same time as there are cores for, by default."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(options.workers or max(1, cores // options.threads), options.threads, options.module)
+        return cls(options.workers or places(options.threads), options.threads, options.module)
 
     def submit(self, job: Job) -> None:
         """Start a job; the first one waits for the imports."""
@@ -93,16 +98,15 @@ class LocalLauncher:
         self._running.clear()
 
 
-@cache
-def _forge(threads: int, module: str) -> LocalLauncher:
-    return LocalLauncher(1, threads, module)
+# One for all cells that this process runs
+_forge = cache(LocalLauncher)
 
 
 def run_forked(job: Job) -> tuple[int, str]:
     """Run a cell in a process forked from this process's server; return its exit code and why, if known."""
     if (ended := misplaced_exit(job)) is not None:
         return ended
-    launcher = _forge(job.threads, job.module)
+    launcher = _forge(1, job.threads, job.module)
     launcher.submit(job)
     while not (exits := launcher.wait(POLL_SECONDS)):
         pass

@@ -55,7 +55,15 @@ class RayLauncher:
             time.sleep(seconds)
             return []
         ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
-        return [Exit(self._running.pop(task), *self._exit(task)) for task in ended]
+        exits = []
+        for task in ended:
+            try:
+                code, reason = self._ray.get(task)
+            except self._ray.exceptions.RayError as error:
+                # The worker or its node has failed, and the cell with it
+                code, reason = FAILED, brief(error)
+            exits.append(Exit(self._running.pop(task), code, reason))
+        return exits
 
     def ask_to_stop(self) -> None:
         """Kill the running cells, which Ray cannot signal; the next sweep resumes their checkpoints."""
@@ -67,11 +75,3 @@ class RayLauncher:
         self.ask_to_stop()
         self._running.clear()
         self._ray.shutdown()
-
-    def _exit(self, task: Any) -> tuple[int, str]:
-        try:
-            ended: tuple[int, str] = self._ray.get(task)
-        except self._ray.exceptions.RayError as error:
-            # The worker or its node has failed, and the cell with it
-            return FAILED, brief(error)
-        return ended

@@ -143,7 +143,7 @@ def with_third(overrides=None, inputs=None):
     [
         ({"replicates": 4}, "grid.replicates: 4 is not allowed; a multiple of 3, the number of blocks"),
         ({"blocks": {"a": BLOCKS["a"]}}, "grid.blocks: ['a'] is not allowed; at least two blocks"),
-        ({"blocks": {**BLOCKS, "c": BLOCKS["b"]}}, "grid.blocks: ['b', 'c'] is not allowed; two blocks"),
+        ({"blocks": {**BLOCKS, "c": BLOCKS["b"]}}, "is not allowed; b is the same"),
         ({"blocks": {"a": {}, " b": {"overrides": {"x": 1}}}}, "grid.blocks: ' b' is not allowed; labels"),
         ({"blocks": with_third(inputs={"x": "rloo"})}, "c.inputs.x: 'rloo' is not allowed; one of: sft"),
         (

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from analysis.design.contents import content_hash
+from analysis.design.fingerprint import content_hash
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from analysis.design.foreign import Collector, matching_files
+from analysis.design.foreign import add_rows, matching_files
 from analysis.design.logs import read_rows
 from lit_klrb.errors import ConfigurationError
 
@@ -17,9 +17,9 @@ X = {"[x].csv": {"arm": "[", "replicate": "x]"}}
 
 
 def collect(rows, columns, known=None):
-    collector = Collector(columns, {})
-    collector.add(rows, known or {})
-    return list(collector.runs.values())
+    runs = {}
+    add_rows(runs, rows, columns, known or {}, {})
+    return list(runs.values())
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import yaml
 from synthetic import write_sweep
 
 import analysis
+from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.report.assessment import load_assessment
 from analysis.report.sections.summary import verdict_numbers
-from analysis.results.sweep import load_sweep
 
 COLUMNS = {name: name for name in ("arm", "beta", "replicate", "seed", "reward", "kl")}
 CAVEAT = "they were not scored by the common evaluator"
@@ -204,7 +204,7 @@ def test_pairs_with_unequal_seeds_are_refused_by_the_reader(tmp_path, imported):
         ({"columns": {**COLUMNS, "step": "epoch"}}, "columns.step: 'epoch' is in no row of"),
         ({"columns": {"reward": "reward", "kl": "kl"}}, "line 2: arm is unknown"),
         ({"columns": COLUMNS, "control": "ppo"}, "primary.control: 'ppo' is not allowed; one of: mc, rb"),
-        ({"columns": COLUMNS, "margin": 1}, "mapping.yaml: margin: there is no such key; one of: name"),
+        ({"columns": COLUMNS, "margin": 1}, "mapping.yaml: margin: there is no such key; one of: columns"),
         ({"columns": COLUMNS, "files": "../{arm}.csv"}, "files: '../{arm}.csv' is not allowed; a path below"),
         ({"columns": COLUMNS, "files": "{arm}.jsonl"}, "files: no file of"),
         ({"columns": {**COLUMNS, "reward": "{run} r"}}, "columns.reward: no column of"),

@@ -56,7 +56,7 @@ SFT, RLOO = "{config: sft.yaml}", PLAN[PLAN.index("{config: rloo") : PLAN.index(
         ("replicates: 2", "replicates: 0", "grid.replicates: 0 is not allowed; integers from 1 to 250000"),
         ("replicates: 2", "replicate: 2", "grid.replicate: there is no such key; one of: arms, beta, repl"),
         (f", beta: {BETAS}", "", "grid.beta: is missing"),
-        (BETAS, "[0.1, 0.1]", "beta.1: 0.1 is not allowed; another weight than grid.beta.0"),
+        (BETAS, "[0.1, 0.1]", "beta.1: 0.1 is not allowed; 0 is the same"),
         (BETAS, "{0: -0.1}", "grid.beta.0: -0.1 is not allowed; greater than or equal to 0"),
         (ARMS, "MonteCarlo", "grid.arms: .MonteCarlo. is not allowed; a valid dict"),
         (CONTROL, "control: NoKL", "primary.control: 'NoKL' .* one of: MonteCarlo, RaoBlackwell"),
@@ -241,13 +241,6 @@ def test_a_plan_on_another_corpus_has_a_name_and_a_directory_of_its_own():
     assert other.grid == plan.grid
     cells = {cell.id for cell in expand(plan).cells} & {cell.id for cell in expand(other).cells}
     assert not cells
-
-
-SHORT = """
-stages: {rloo: {config: rloo.yaml}}
-grid: {arms: [MonteCarlo, RaoBlackwell], beta: [0.4, 0.1]}
-primary: {control: MonteCarlo}
-"""
 
 
 SHORT = """

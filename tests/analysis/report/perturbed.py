@@ -11,7 +11,7 @@ import numpy as np
 from analysis.stats.pairs import Pairs
 
 # Format texts, or copy outcomes of runs.
-_KEPT = {"analysis.stats.text", "analysis.stats.matching", "analysis.stats.arms._values"}
+_KEPT = {"analysis.stats.text", "analysis.stats.matching", "analysis.stats.matching._values"}
 # Attributes that are copied from the plan.
 _PLANNED = {"beta", "alpha", "level", "margin"}
 

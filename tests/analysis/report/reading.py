@@ -8,8 +8,7 @@ from synthetic import write_sweep
 
 from analysis.report import figures
 from analysis.report.assessment import load_assessment
-from analysis.report.build import build
-from analysis.report.numbers import summary_numbers
+from analysis.report.build import build, summary_numbers
 from analysis.report.sections import execution
 from analysis.report.sections.summary import summary
 
@@ -54,8 +53,7 @@ def text_of(runs) -> str:
     """The findings, text and tables of a report, without drawings, which take seconds."""
     study = load_assessment(runs)
     sections = [summary(study), execution(study)]
-    words = [word for s in sections for f in s.conclusions for word in (f.headline, *f.sentences)]
-    words += [word for s in sections for word in s.paragraphs]
+    words = [word for s in sections for word in (*s.paragraphs, *s.notes)]
     tables = [table for s in sections for table in s.tables]
     words += [cell for table in tables for row in table.rows for cell in row]
     return " ".join(" ".join(words).replace("\u00a0", " ").split())

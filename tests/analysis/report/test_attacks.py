@@ -319,7 +319,7 @@ TOLD = {
 def test_without_an_attack_the_verdict_is_better(honest):
     assessment = load_assessment(honest)
     assert assessment.sweep.problems == []
-    assert [one.decision.outcome for one in assessment.comparisons] == [Outcome.BETTER]
+    assert [one.primary.outcome for one in assessment.comparisons] == [Outcome.BETTER]
 
 
 @pytest.mark.parametrize("name", WITHHELD)
@@ -498,7 +498,7 @@ IMPORTS = {
 
 def test_without_an_attack_an_import_is_better(tmp_path):
     assessment = imported(tmp_path, rows(), **STATED)
-    assert [one.decision.outcome for one in assessment.comparisons] == [Outcome.BETTER]
+    assert [one.primary.outcome for one in assessment.comparisons] == [Outcome.BETTER]
     (told,) = assessment.sweep.problems
     assert "they were not scored by the common evaluator" in told.text
 

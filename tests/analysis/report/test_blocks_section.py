@@ -13,11 +13,10 @@ from analysis.cli import main
 from analysis.report import power
 from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.build import build
-from analysis.report.sections.blocks import block_condition
+from analysis.report.sections.runs import block_condition
 from analysis.results.plan import Block
 from analysis.stats import Rules, compare
-from analysis.stats.arms import start_of
-from analysis.stats.matching import match
+from analysis.stats.matching import distinct_blocks, match, start_of, warm_starts
 from analysis.stats.text import signed
 
 LIFT = {"RaoBlackwell": 0.4}
@@ -70,22 +69,22 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
 @pytest.mark.parametrize("alike", ["weights", "paths"])
 def test_warm_starts_of_equal_weights_are_one_block(tmp_path, alike):
     sweep = load_assessment(write_sweep(tmp_path, replicates=6, blocks=3, lift=LIFT, edit=shift)).sweep
-    assert (sweep.distinct_blocks, sweep.warm_starts) == ((0, 1, 2), 3)
+    assert (distinct_blocks(sweep), warm_starts(sweep)) == ((0, 1, 2), 3)
     if alike == "weights":
         runs = [
             replace(run, weights="same" if run.cell.stage in ("dpo-0", "dpo-2") else run.cell.stage)
             for run in sweep.runs
         ]
         sweep = replace(sweep, runs=tuple(runs))
-        assert sweep.warm_starts == 2
+        assert warm_starts(sweep) == 2
     else:
         paths = "runs/a.ckpt", "runs/b.ckpt", "./runs//a.ckpt"
         blocks = {path: Block({"model.init_args.policy_path": path}) for path in paths}
         sweep = replace(sweep, plan=replace(sweep.plan, grid=replace(sweep.plan.grid, blocks=blocks)))
-    assert sweep.distinct_blocks == (0, 1, 0)
+    assert distinct_blocks(sweep) == (0, 1, 0)
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
     found = compare([pairs], Rules())
-    assert "on these two blocks" in found[0].decision.primary.sentence
+    assert "on these two blocks" in found[0].primary.sentence
     text = block_condition(Assessment(sweep, found))
     assert text.startswith("The replicates are of 2 blocks")
     assert "have the same weights and settings and count as one" in text
@@ -94,9 +93,7 @@ def test_warm_starts_of_equal_weights_are_one_block(tmp_path, alike):
 def test_the_page_of_two_blocks_is_about_these_two(tmp_path, undrawn):
     text = Page(build(write_sweep(tmp_path, blocks=2, lift=LIFT)).read_text("utf-8")).text
     assert "All statements hold on these two blocks only." in text
-    assert (
-        "RaoBlackwell is better than MonteCarlo: it has higher J = reward − β·KL on these two blocks." in text
-    )
+    assert "RaoBlackwell better +" in text
 
 
 def test_blocks_in_another_order_than_that_of_the_cells_give_no_verdict(tmp_path):
@@ -136,8 +133,7 @@ def test_the_start_is_the_mean_of_the_warm_starts(tmp_path):
 
 
 def test_the_power_of_swaps_of_pairs_does_not_depend_on_the_blocks_of_a_pilot(tmp_path, monkeypatch):
-    for simulated in ("_rates", "_other_designs"):
-        monkeypatch.setattr(power, simulated, lambda *_: [])
+    monkeypatch.setattr(power, "_rates", lambda *_: [])
     (plain, blocked) = (
         write_sweep(tmp_path / name, replicates=6, blocks=blocks, lift=LIFT, edit=shift)
         for name, blocks in (("pilot", 0), ("blocks", 3))

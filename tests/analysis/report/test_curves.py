@@ -6,7 +6,7 @@ from scipy import stats
 from synthetic import write_sweep
 
 from analysis.report.assessment import load_assessment
-from analysis.report.sections.curves import mean_curve, training_curves
+from analysis.report.sections.training import mean_curve, training_curves
 from analysis.results.records import Curve
 
 

@@ -6,10 +6,10 @@ import pytest
 from reading import grid_results, numbers
 from synthetic import edit_plan, publish, write_sweep
 
+from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.report.build import build
 from analysis.results import DamagedFileError
-from analysis.results.sweep import load_sweep
 
 
 def link(path):

@@ -9,9 +9,9 @@ import pytest
 from reading import grid_results
 from synthetic import diverge, fail, write_sweep
 
+from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.results import layout
-from analysis.results.sweep import load_sweep
 
 DESIGN = {"replicates": 2, "betas": {0: 0.1}}
 

@@ -9,6 +9,7 @@ import pytest
 from reading import FIVE, SMALL, Page, grid_results, numbers, page_of, text_of
 from synthetic import cell, diverge, edit_plan, publish, result, write_sweep
 
+from analysis.checks import load_sweep
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.sections import outcomes, stability
@@ -16,12 +17,11 @@ from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.outcomes import forests
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.verify import verify
-from analysis.results.sweep import load_sweep
-from analysis.stats.bias import reference_bias
-from analysis.stats.hypervolume import hypervolume
+from analysis.stats.frontier import hypervolume
+from analysis.stats.kl_values import reference_bias
 
 # The package's attributes of these names are the functions.
-certificates = import_module("analysis.report.sections.certificates")
+certificates = import_module("analysis.report.sections.checks")
 estimation = import_module("analysis.report.sections.kl_values")
 
 

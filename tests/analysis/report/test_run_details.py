@@ -7,13 +7,12 @@ import pytest
 from scipy.stats import f
 from synthetic import write_sweep
 
+from analysis.checks import load_sweep
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
-from analysis.report.sections.completions import completions
-from analysis.report.sections.evaluation_noise import evaluation_noise
-from analysis.report.sections.hyperparameters import hyperparameters
+from analysis.report.sections.checks import evaluation_noise
+from analysis.report.sections.runs import completions, hyperparameters
 from analysis.report.sections.tradeoff import landmarks
-from analysis.results.sweep import load_sweep
 
 
 def with_details(point, made):

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 from synthetic import diverge, edit_plan, write_sweep
 
+from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.report.side_by_side import arm_differences, replicate_means
-from analysis.results.sweep import load_sweep
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_other_hyperparameters_are_named_and_runs_that_both_have_are_not_compare
     text = capsys.readouterr().out
     assert "Different hyperparameters: data.source (grammar; imdb)." in text
     assert "withheld" not in text
-    assert f"{one} " in text, "both plans have one name"
+    assert f"{one}\t" in text, "both plans have one name"
     shutil.copytree(one, tmp_path / "copy")
     assert main(["compare", str(one), str(tmp_path / "copy")]) == 0
     text = capsys.readouterr().out

@@ -11,7 +11,7 @@ from synthetic import write_sweep
 from analysis.report.build import build
 from analysis.report.verify import verify
 from analysis.results.artifacts import read_studies
-from analysis.stats.bias import standard_bias
+from analysis.stats.kl_values import standard_bias
 
 RNG = np.random.default_rng(0)
 

@@ -8,15 +8,15 @@ import pytest
 from synthetic import ESTIMATORS, publish, result, write_sweep
 
 from analysis.cli import main
+from analysis.design.rates import choice_of
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.results import Cell
 from analysis.results.locked import LockedPlan, encode_plan, hash_of
-from analysis.results.rate_choice import choice_of
 from analysis.results.records import read_run
 from analysis.stats import Rules, compare
 from analysis.stats.matching import match
-from analysis.stats.tuning import regret_variance, resampled, tuned_arms
+from analysis.stats.primary import regret_variance, resampled, tuned_arms
 
 BETAS = {0: 0.1, 1: 0.3}
 RATES = [1e-4, 2e-4, 4e-4]
@@ -72,10 +72,10 @@ def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
 def test_the_interval_of_the_comparison_includes_the_choice(tmp_path):
     found = load_assessment(tuned(tmp_path, noise=2.0))
     (comparison,) = found.comparisons
-    verdict, added = comparison.decision.primary, regret_variance(tuned_arms(found.sweep), *ESTIMATORS)
+    verdict, added = comparison.primary, regret_variance(tuned_arms(found.sweep), *ESTIMATORS)
     plain = write_sweep(tmp_path / "plain", betas=BETAS, replicates=6, lift={"RaoBlackwell": 0.3})
     (untuned,) = load_assessment(plain).comparisons
-    before = untuned.decision.primary
+    before = untuned.primary
     assert added > 0.001
     assert verdict.estimate.value == before.estimate.value
     assert verdict.estimate.standard_error**2 == pytest.approx(before.estimate.standard_error**2 + added)
@@ -104,13 +104,13 @@ def test_the_chosen_rate_at_an_edge_adds_nothing(tmp_path):
     assert arms["MonteCarlo"].loss > 0
     both = {"MonteCarlo": replace(arms["MonteCarlo"], edge="smallest"), "RaoBlackwell": arms["RaoBlackwell"]}
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
-    found = compare([pairs], Rules(tuned=both))[0].decision.primary
+    found = compare([pairs], Rules(tuned=both))[0].primary
     assert found.note == "RaoBlackwell at the largest rate tried; MonteCarlo at the smallest rate tried"
 
 
 def test_a_rate_at_which_a_run_diverged_is_not_chosen(tmp_path):
     sweep = load_assessment(tuned(tmp_path, noise=0.01, diverged=[("RaoBlackwell", 4e-4)])).sweep
-    assert sweep.rates == {"MonteCarlo": 2e-4, "RaoBlackwell": 2e-4}
+    assert sweep.locked.rates == {"MonteCarlo": 2e-4, "RaoBlackwell": 2e-4}
 
 
 def test_a_removed_result_of_the_tuning_stage_gives_no_verdict(tmp_path):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from synthetic import ESTIMATORS, edit_plan, publish, settle, write_sweep
 
+from analysis.checks import load_sweep
+from analysis.checks.settings import ignored_overrides
 from analysis.report.assessment import load_assessment
 from analysis.results import Stage
-from analysis.results.settings import ignored_overrides
-from analysis.results.sweep import load_sweep
 
 DESIGN = {"replicates": 3, "betas": {0: 0.1, 1: 0.3}}
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from synthetic import BETAS, cell, fail, publish, result, write_sweep
 
+from analysis.checks import load_sweep
 from analysis.results import DamagedFileError
 from analysis.results.records import read_run
-from analysis.results.sweep import load_sweep
-from analysis.stats.matching import match
+from analysis.stats.matching import match, warm_starts
 from lit_klrb.errors import ConfigurationError
 
 
@@ -21,7 +21,7 @@ def test_all_of_a_sweep_is_read(tmp_path):
     assert [run.cell.stage for run in sweep.landmarks] in (["sft", "dpo"], ["dpo", "sft"])
     assert sweep.plan.primary.control == "MonteCarlo"
     assert sweep.plan.grid.beta == BETAS
-    assert sweep.warm_starts == 1
+    assert warm_starts(sweep) == 1
     run = sweep.grid["RaoBlackwell", 1, 0]
     assert run.point.beta == 0.1
     assert len(run.curves["train/kl"].step) == 20

@@ -6,9 +6,9 @@ import os
 import pytest
 from synthetic import digest, write_sweep
 
+from analysis.checks import load_sweep
 from analysis.results import layout
 from analysis.results.store import read_time
-from analysis.results.sweep import load_sweep
 
 NOT_TIMES = ["", "x", "-1", "0", "nan", "inf", "-inf", "1e10", "1 2", "9" * 10_000, "[1]"]
 

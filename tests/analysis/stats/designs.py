@@ -61,3 +61,9 @@ def swapped(pairs: Pairs, mask: np.ndarray) -> Pairs:
     return replace(
         pairs, **{name: np.where(mask[:, None], both[:, ::-1], both) for name, both in columns.items()}
     )
+
+
+def simulate(scenario, rng, *, lift=0.0):
+    """The pairs of one sweep drawn from a scenario."""
+    (kl,), (reward,) = scenario.draw(rng, 1, lift=lift)
+    return scenario.pairs_of(kl, reward)

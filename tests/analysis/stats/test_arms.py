@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 from synthetic import BETAS, write_sweep
 
-from analysis.results.sweep import load_sweep
-from analysis.stats.arms import arm_outcomes, compared, start_of
+from analysis.checks import load_sweep
+from analysis.stats.matching import arm_outcomes, compared, start_of
 
 
 def finals(runs):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.stats.bias import BiasOutcome, reference_bias, tail_index
+from analysis.stats.kl_values import BiasOutcome, reference_bias, tail_index
 
 
 def test_the_bias_equals_scipys_two_one_sided_tests_of_paired_differences():

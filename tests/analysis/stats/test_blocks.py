@@ -9,10 +9,8 @@ from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
 from analysis.stats import Outcome, Rules, compare
-from analysis.stats.blocks import NULLS, most_unseen, rejections
 from analysis.stats.claims import OBJECTIVE
-from analysis.stats.contrast import block_means, mean_of
-from analysis.stats.objective import objective_contrast
+from analysis.stats.contrast import NULLS, block_means, mean_of, most_unseen, objective_contrast, rejections
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import detectable_over_blocks
 from analysis.stats.scenario import STANDARD
@@ -42,7 +40,7 @@ def by_hand(pairs: Pairs) -> np.ndarray:
 def test_estimate_interval_and_p_are_those_of_a_t_test_of_block_means(blocks):
     pairs = blocked(blocks=blocks, tau=0.1, lift=2.0)
     (found,) = compare([pairs], Rules(comparisons=1))
-    verdict, expected = found.decision.primary, stats.ttest_1samp(by_hand(pairs), 0.0)
+    verdict, expected = found.primary, stats.ttest_1samp(by_hand(pairs), 0.0)
     assert verdict.estimate.value == pytest.approx(by_hand(pairs).mean())
     assert verdict.test.p_value == pytest.approx(expected.pvalue)
     ends = expected.confidence_interval(0.95)
@@ -50,7 +48,7 @@ def test_estimate_interval_and_p_are_those_of_a_t_test_of_block_means(blocks):
     text = verdict.sentence.replace("\u00a0", " ")
     assert f"t test over {blocks} blocks, p =" in text
     assert f"n = {blocks} blocks of 12 replicates in all" in text
-    assert found.decision.decided_by == "block_test"
+    assert found.primary.over_blocks
 
 
 def test_a_lost_pair_leaves_each_beta_its_weight_in_its_block():
@@ -61,7 +59,7 @@ def test_a_lost_pair_leaves_each_beta_its_weight_in_its_block():
 
 def test_the_correction_is_that_of_other_tests():
     one, other = (replace(blocked(seed, lift=3.0), treatment=name) for seed, name in ((1, "A"), (2, "B")))
-    found = [comparison.decision.primary for comparison in compare([one, other], Rules(comparisons=2))]
+    found = [comparison.primary for comparison in compare([one, other], Rules(comparisons=2))]
     least = min(verdict.test.p_value for verdict in found)
     assert min(verdict.adjusted for verdict in found) == pytest.approx(2 * least)
 
@@ -69,19 +67,19 @@ def test_the_correction_is_that_of_other_tests():
 def test_blocks_of_equal_weights_are_one():
     pairs = replace(blocked(blocks=4, lift=2.0), blocks=(0, 0, 2, 2))
     (found,) = compare([pairs], Rules(comparisons=1))
-    assert not found.decision.primary.over_blocks
-    assert "on these two blocks" in found.decision.primary.sentence
-    alone = compare([replace(pairs, blocks=(0, 0, 0, 0))], Rules(comparisons=1))[0].decision.primary
+    assert not found.primary.over_blocks
+    assert "on these two blocks" in found.primary.sentence
+    alone = compare([replace(pairs, blocks=(0, 0, 0, 0))], Rules(comparisons=1))[0].primary
     assert "on this one block" in alone.sentence
 
 
 def test_a_diverged_run_does_not_replace_the_t_test_by_ranks():
     pairs = blocked(lift=5.0)
-    assert compare([pairs], Rules())[0].decision.outcome is Outcome.BETTER
+    assert compare([pairs], Rules())[0].primary.outcome is Outcome.BETTER
     pairs.kl[0, 1] = np.nan
     (found,) = compare([pairs], Rules())
-    assert found.decision.outcome is Outcome.INCONCLUSIVE
-    assert "ranks do not take the place of the planned t test" in found.decision.primary.sentence
+    assert found.primary.outcome is Outcome.INCONCLUSIVE
+    assert "ranks do not take the place of the planned t test" in found.primary.sentence
 
 
 def test_the_share_that_may_be_unseen_is_clopper_and_pearsons():
@@ -118,7 +116,7 @@ def test_two_blocks_have_swaps_of_pairs_and_their_variance_within_blocks():
     pairs = blocked(blocks=2, replicates=8, tau=0.5, lift=30.0, seed=3)
     (found,) = compare([pairs], Rules(comparisons=1))
     (ignored,) = compare([replace(pairs, blocks=())], Rules(comparisons=1))
-    verdict, plain = found.decision.primary, ignored.decision.primary
+    verdict, plain = found.primary, ignored.primary
     assert verdict.test == plain.test
     assert verdict.estimate.value == pytest.approx(plain.estimate.value)
     differences, variance = objective_contrast(pairs).values, 0.0
@@ -128,8 +126,7 @@ def test_two_blocks_have_swaps_of_pairs_and_their_variance_within_blocks():
             variance += own.var(ddof=1) / len(own) / 36
     assert verdict.estimate.standard_error == pytest.approx(np.sqrt(variance))
     assert plain.estimate.standard_error > 1.5 * verdict.estimate.standard_error
-    assert found.decision.outcome is Outcome.BETTER
-    assert found.decision.headline.endswith("it has higher J = reward − β·KL on these two blocks.")
+    assert found.primary.outcome is Outcome.BETTER
     assert "8 replicates on these two blocks" in verdict.sentence
 
 
@@ -137,8 +134,8 @@ def test_three_planned_blocks_of_which_two_have_pairs_are_two():
     pairs = blocked(blocks=3)
     left = pairs.subset(pairs.block < 2)
     (found,) = compare([left], Rules(comparisons=1))
-    assert not found.decision.primary.over_blocks
-    assert "on these two blocks" in found.decision.primary.sentence
+    assert not found.primary.over_blocks
+    assert "on these two blocks" in found.primary.sentence
 
 
 def test_what_is_not_a_mean_of_pairs_pools_them_and_says_so():
@@ -157,7 +154,7 @@ def test_ranks_that_agree_in_all_blocks_are_no_proof():
     )
     verdict = Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))
     assert verdict.test.p_value == 0.25  # the smallest of 8 swaps
-    assert verdict.condition == "on these 3 blocks"
+    assert "on these 3 blocks" in verdict.sentence
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

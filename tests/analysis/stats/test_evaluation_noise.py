@@ -7,9 +7,9 @@ import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 from synthetic import write_sweep
 
-from analysis.results.sweep import load_sweep
-from analysis.stats.evaluation_noise import noise_share
+from analysis.checks import load_sweep
 from analysis.stats.matching import match, matched_evaluations
+from analysis.stats.power import noise_share
 
 PROMPTS = 12
 # Standard deviation of a pair's difference over runs and over prompts, by beta; the shares are 0.8 and 0.2.

@@ -46,11 +46,6 @@ def test_frontier_equals_its_definition_with_ties_and_divergence(seed):
     assert frontier.nondominated(kl, reward).tolist() == plain_nondominated(kl, reward)
 
 
-def test_a_diverged_run_removes_no_other_from_the_frontier():
-    assert frontier.nondominated(np.array([np.nan, 1.0]), np.array([9.0, 2.0])).tolist() == [False, True]
-    assert not frontier.nondominated(np.full(3, np.nan), np.zeros(3)).any()
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_each_contribution_changes_its_sign_only_under_its_own_swap(seed):
     rng = np.random.default_rng(seed)

@@ -2,10 +2,15 @@ import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of, swapped
 
-from analysis.stats.contrast import mean_of
+from analysis.stats.contrast import (
+    kl_contrast,
+    log_kl_contrast,
+    mean_of,
+    objective,
+    objective_contrast,
+    reward_contrast,
+)
 from analysis.stats.intervals import Estimate, clustered_mean, detectable_effect, stratified_mean
-from analysis.stats.kl_reward import kl_contrast, log_kl_contrast, reward_contrast
-from analysis.stats.objective import objective, objective_contrast
 from analysis.stats.power import swap_p_values
 
 CONTRASTS = (objective_contrast, kl_contrast, log_kl_contrast, reward_contrast)
@@ -71,29 +76,6 @@ def test_kl_and_reward_by_hand_and_a_diverged_run_has_the_highest_kl():
     for contrast_of in (kl_contrast, log_kl_contrast):
         np.testing.assert_allclose(contrast_of(lost).values, [(2 - 4) / 4, (3 - 1) / 4])
     assert log_kl_contrast(pairs_of([[0, 1]], [[1, 1]])).ranked
-
-
-def test_stratified_mean_of_one_stratum_is_the_paired_t_interval():
-    from scipy import stats
-
-    values = np.random.default_rng(0).normal(1, 2, size=9)
-    estimate = stratified_mean(values, np.ones(9), np.zeros(9, int))
-    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert estimate.interval().low == pytest.approx(low)
-    assert estimate.interval().high == pytest.approx(high)
-
-
-def test_two_strata_are_welch():
-    from scipy import stats
-
-    rng = np.random.default_rng(1)
-    first, second = rng.normal(size=6), rng.normal(size=11) * 3
-    strata = np.repeat([0, 1], [6, 11])
-    # weights 1/6 and 1/11: the mean of the two means, whose variance and df are those of Welch's test
-    estimate = stratified_mean(np.append(first, second), np.repeat([1 / 6, 1 / 11], [6, 11]), strata)
-    welch = stats.ttest_ind(first, -second, equal_var=False)
-    assert estimate.degrees == pytest.approx(welch.df)
-    assert estimate.value / estimate.standard_error == pytest.approx(welch.statistic)
 
 
 def test_clusters_of_equal_size_are_a_t_interval_over_cluster_means():

@@ -5,19 +5,19 @@ import pytest
 from designs import draw_pairs, pairs_of, swapped
 from scipy import stats
 
-from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
-from analysis.stats.correction import corrected
+from analysis.stats import Claim, Outcome, Rules, Verdict, compare
 from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import matched_kl
+from analysis.stats.primary import corrected
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import number, signed
 
-PRIMARY = Claim("objective", "J", "higher J", "lower J", primary=True)
+PRIMARY = Claim("objective", "J", "higher J", "lower J")
 
 
 def verdict(value=0.5, p=0.01, *, attainable=0.001, margin=None, claim=PRIMARY, error=0.1) -> Verdict:
     test = SwapTest(p, attainable, 10, 1024, exact=True)
-    return Verdict(claim, "A", "B", Estimate(value, error, 9), "units", test, 5, p, attainable, margin=margin)
+    return Verdict(claim, "A", "B", Estimate(value, error, 9), "units", test, 5, margin=margin)
 
 
 @pytest.mark.parametrize(
@@ -68,30 +68,6 @@ def test_lower_can_be_better():
     assert verdict(0.5, claim=claim).label == "more variance"
 
 
-def test_only_primary_claims_decide():
-    with pytest.raises(ValueError, match="cannot decide"):
-        Decision(verdict(claim=Claim("frontier_share", "share", "more", "fewer")))
-
-
-@pytest.mark.parametrize(
-    ("made", "headline"),
-    [
-        (verdict(), "A is better than B: it has higher J."),
-        (verdict(-0.5), "A is worse than B: it has lower J."),
-        (verdict(p=0.5), "Inconclusive: these runs do not show whether A is better or worse than B in J."),
-        (
-            verdict(0.0, 0.9, margin=0.5),
-            "A and B are equivalent in J within the planned margin, ±0.500 units.",
-        ),
-        (verdict(p=0.5, attainable=0.1), "This design cannot tell A from B, whatever the runs show."),
-        (replace(verdict(), withheld="partial sweep"), "No verdict on A against B: partial sweep."),
-    ],
-)
-def test_the_headline_names_the_outcome_that_decides(made, headline):
-    assert Decision(made).headline == headline
-    assert Decision(made).outcome is made.outcome
-
-
 def test_a_withheld_verdict_has_no_evidence():
     made = replace(verdict(), withheld="partial sweep")
     assert made.outcome is Outcome.NO_VERDICT
@@ -121,7 +97,7 @@ def test_a_share_never_decides():
     made = compare([pairs], Rules())[0]
     assert made.of("frontier_share").share.value == 1.0
     assert "better" not in made.of("frontier_share").label
-    assert made.decision.outcome is Outcome.INCONCLUSIVE
+    assert made.primary.outcome is Outcome.INCONCLUSIVE
 
 
 def test_three_families_each_corrected_in_one_step():
@@ -129,7 +105,7 @@ def test_three_families_each_corrected_in_one_step():
 
     designs = [draw_pairs(np.random.default_rng(seed), lift=lift) for seed, lift in enumerate((2, 1.5, 0.1))]
     made = compare(designs, Rules(comparisons=4, corner=(9.0, -1.0)))
-    primary = [c.decision.primary for c in made]
+    primary = [c.primary for c in made]
     expected = multipletests([*(v.test.p_value for v in primary), 1.0], method="bonferroni")[1]
     np.testing.assert_allclose([v.adjusted for v in primary], expected[:3])
     assert [v.outcome for v in primary] == [Outcome.BETTER, Outcome.BETTER, Outcome.INCONCLUSIVE]
@@ -160,7 +136,8 @@ def test_three_families_each_corrected_in_one_step():
 def test_matched_kl_is_never_tested_without_a_rejection_of_j():
     """Neither equivalence in J nor a clear gap at matched KL leads to a test."""
     wide = draw_pairs(np.random.default_rng(0), replicates=10)
-    assert compare([wide], Rules(margins={"objective": 1.0}))[0].decision.outcome is Outcome.EQUIVALENT
+    assert compare([wide], Rules())[0].primary.outcome is Outcome.INCONCLUSIVE
+    assert compare([wide], Rules(margins={"objective": 1.0}))[0].primary.outcome is Outcome.EQUIVALENT
     kl = np.linspace(1, 9, 10)[:, None] * np.array([1.3, 1.0])
     jitter = 0.01 * np.random.default_rng(1).normal(size=(10, 2))
     index = np.arange(10)[:, None] // 5
@@ -177,7 +154,7 @@ def test_a_refused_comparison_has_no_number():
     pairs = draw_pairs(np.random.default_rng(0), lift=9.0)
     pairs.kl[:, 0] *= 0.02
     made = compare([pairs], Rules())[0]
-    assert made.decision.outcome is Outcome.BETTER
+    assert made.primary.outcome is Outcome.BETTER
     assert made.matched.sentence.startswith(
         "Reward at matched KL, RaoBlackwell against MonteCarlo, is not compared: their KLs do not overlap "
     )
@@ -189,11 +166,11 @@ def test_a_plan_that_decides_by_the_kl_has_no_claims_on_rewards():
     pairs.kl[:, 0] *= 0.5
     pairs.reward[:] = 0
     made = compare([pairs], Rules(outcome="kl", margins={"kl": 9.0}))[0]
-    assert made.decision.primary.claim.key == "kl"
-    assert made.decision.primary.unit == "nats"
+    assert made.primary.claim.key == "kl"
+    assert made.primary.unit == "nats"
     expected = np.mean([(pairs.kl[pairs.beta_index == b] @ [1, -1]).mean() for b in range(3)])
-    assert made.decision.primary.estimate.value == pytest.approx(expected)
-    assert made.decision.headline == "RaoBlackwell is better than MonteCarlo: it has a lower KL."
+    assert made.primary.estimate.value == pytest.approx(expected)
+    assert made.primary.label == "a lower KL"
     assert made.matched.untested == "the plan decides by the KL alone"
     assert made.secondary == ()
 
@@ -211,15 +188,9 @@ def test_a_run_that_diverged_alone_is_tested_by_mcnemar():
 
 def test_a_clear_lift_is_better_and_its_mirror_worse():
     pairs = draw_pairs(np.random.default_rng(0), lift=2.0, replicates=8)
-    assert compare([pairs], Rules())[0].decision.outcome is Outcome.BETTER
+    assert compare([pairs], Rules())[0].primary.outcome is Outcome.BETTER
     turned = swapped(pairs, np.ones(len(pairs), dtype=bool))
-    assert compare([turned], Rules())[0].decision.outcome is Outcome.WORSE
-
-
-def test_a_margin_allows_equivalence():
-    pairs = draw_pairs(np.random.default_rng(0), replicates=10)
-    assert compare([pairs], Rules(margins={"objective": 1.0}))[0].decision.outcome is Outcome.EQUIVALENT
-    assert compare([pairs], Rules())[0].decision.outcome is Outcome.INCONCLUSIVE
+    assert compare([turned], Rules())[0].primary.outcome is Outcome.WORSE
 
 
 @pytest.mark.parametrize(
@@ -234,9 +205,9 @@ def test_a_margin_allows_equivalence():
 )
 def test_small_designs_cannot_reject(pairs):
     made = compare([pairs], Rules())[0]
-    assert made.decision.outcome is Outcome.CANNOT_REJECT
+    assert made.primary.outcome is Outcome.CANNOT_REJECT
     assert made.matched.outcome is Outcome.NOT_TESTED
-    for found in (made.decision.primary, *made.secondary):
+    for found in (made.primary, *made.secondary):
         assert found.outcome is Outcome.CANNOT_REJECT
         assert "cannot reject" in found.sentence
 
@@ -245,8 +216,8 @@ def test_a_diverged_run_ranks_last_and_values_are_compared_by_rank():
     pairs = draw_pairs(np.random.default_rng(0), replicates=6)
     pairs.kl[0, 1] = np.nan
     made = compare([pairs], Rules(margins={"objective": 9.0}))[0]
-    assert "rank" in made.decision.primary.unit
-    assert made.decision.primary.margin is None
+    assert "rank" in made.primary.unit
+    assert made.primary.margin is None
 
 
 @pytest.mark.parametrize(

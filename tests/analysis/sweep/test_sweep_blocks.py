@@ -2,8 +2,9 @@
 
 import pytest
 
+from analysis.checks import load_sweep
 from analysis.cli import main
-from analysis.results.sweep import load_sweep
+from analysis.stats.matching import warm_starts
 
 STAGES = ("dpo-a", "dpo-b", "dpo-c")
 
@@ -24,7 +25,7 @@ def test_every_block_runs_from_its_own_warm_start(project):
     assert code == 0, output
     sweep = load_sweep(project.directory / "plan")
     assert not sweep.invalid
-    assert sweep.warm_starts == 3
+    assert warm_starts(sweep) == 3
     ids = {run.cell.stage: run.cell.id for run in sweep.landmarks}
     for run in sweep.grid.values():
         assert run.cell.needs == (ids["sft"], ids[STAGES[run.point.replicate]])

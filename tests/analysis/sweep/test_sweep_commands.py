@@ -14,7 +14,7 @@ from rich.console import Console
 from sweep_project import session, wait_until
 
 from analysis.cli import main
-from analysis.cli.plan import _unused
+from analysis.cli.sweep import _unused
 from analysis.results.store import read_result
 from analysis.sweep import Progress, Store
 

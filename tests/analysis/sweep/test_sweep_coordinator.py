@@ -10,7 +10,7 @@ from analysis.design import read_plan
 from analysis.sweep import Clock, Coordinator, Progress, State, Store, coordinator
 from analysis.sweep.job import BUSY, MISPLACED
 from analysis.sweep.launchers import Exit
-from analysis.sweep.trimming import trim
+from analysis.sweep.store import trim
 from lit_klrb.errors import OUTAGE
 
 
@@ -230,7 +230,7 @@ def test_the_time_left_follows_finished_cells(cells, store):
 def test_a_sweep_keeps_within_the_limit_and_what_its_cells_start_from(
     run, cells, store, launcher, monkeypatch
 ):
-    monkeypatch.setattr("analysis.sweep.store.trim", partial(trim, limit=0))
+    monkeypatch.setattr("analysis.sweep.coordinator.trim", partial(trim, limit=0))
     outcome = run()
     assert outcome.complete
     kept = {path.parents[1].name for path in store.directory.glob("cells/*/checkpoints/last.ckpt")}

@@ -7,7 +7,7 @@ import pytest
 from analysis.results.curves import curves
 from analysis.results.records import read_run
 from analysis.results.store import encode_result, read_result
-from analysis.sweep.harvest import harvest, read_summary
+from analysis.sweep.job import harvest
 
 
 def write(metrics, attempts):
@@ -80,13 +80,6 @@ def test_the_hashes_of_weights_and_rows_are_published(tmp_path, cells):
     path.write_bytes(encode_result(result))
     assert read_run(path).rows == {"train": "2e"}
     assert read_result(path)["weights_sha256"] == "1f"
-
-
-def test_a_summary_with_an_unknown_state_is_refused(tmp_path):
-    assert read_summary(tmp_path) is None
-    (tmp_path / "summary.json").write_text('{"state": "finished"}')
-    with pytest.raises(ValueError, match="'finished' is neither done nor diverged"):
-        read_summary(tmp_path)
 
 
 def test_studies_are_published_with_the_run(tmp_path, cells):

@@ -85,7 +85,7 @@ def test_a_repeated_published_cell_starts_from_scratch(store, left):
     assert exit_code(store, left) == PUBLISHED
     assert "resumed" not in store.log(left.id).read_text()
     assert (workdir / "checkpoints" / "last.ckpt").read_bytes() != b"step 1"
-    assert store.refused(left.id) is None
+    assert not (store.directory / "refused").exists()
 
 
 def test_a_resumed_cell_that_fails_for_an_outside_reason_keeps_its_checkpoint(store, left, monkeypatch):

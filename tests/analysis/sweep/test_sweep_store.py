@@ -108,10 +108,11 @@ def test_an_equal_duplicate_is_ignored_and_a_different_one_kept_separately(store
     store.publish(RESULT)
     first = (store.results / f"{ID}.json").read_bytes()
     assert store.publish(RESULT)
-    assert store.refused(ID) is None
+    refused = store.directory / "refused" / f"{ID}.json"
+    assert not refused.exists()
     assert not store.publish({**RESULT, "final": {"reward": 0.5}})
     assert (store.results / f"{ID}.json").read_bytes() == first
-    assert read_result(store.refused(ID))["final"] == {"reward": 0.5}
+    assert read_result(refused)["final"] == {"reward": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from analysis.sweep.trimming import trim
+from analysis.sweep.store import trim
 
 SHARED, GRID, OLD, RUNNING = "shared", "grid", "old", "running"
 

@@ -6,9 +6,9 @@ import pytest
 import yaml
 from sweep_project import kill_session, wait_until
 
+from analysis.checks import load_sweep
 from analysis.design import expand, read_plan
-from analysis.results.rate_choice import best_rates
-from analysis.results.sweep import load_sweep
+from analysis.design.rates import choice_of
 from lit_klrb.errors import ConfigurationError
 
 TUNING = {"rates": [0.1, 0.2, 0.4], "replicates": 2, "key": "lr"}
@@ -37,10 +37,10 @@ def test_the_grid_runs_at_the_rates_that_the_tuning_stage_chose(project):
     assert sweep.locked.recomputed
     assert not sweep.locked.changed_after_results
     assert not sweep.invalid
-    assert sweep.rates == best_rates(sweep.plan, sweep.runs)
-    assert rates_of(project) == {arm: {rate} for arm, rate in sweep.rates.items()}
+    assert sweep.locked.rates == choice_of(sweep.plan, sweep.runs).rates
+    assert rates_of(project) == {arm: {rate} for arm, rate in sweep.locked.rates.items()}
     printed = project.run("plan", "--config", path)[1]
-    for arm, rate in sweep.rates.items():
+    for arm, rate in sweep.locked.rates.items():
         beyond = {0.1: "0.05 and 0.025", 0.4: "0.8 and 1.6"}.get(rate)
         assert (f"{arm} is at the " in printed) == (beyond is not None)
         assert beyond is None or f"the next two rates to try are {beyond}" in printed

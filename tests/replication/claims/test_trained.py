@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from analysis.stats.contrast import objective_contrast
 from analysis.stats.frontier import nondominated
 from analysis.stats.matching import match
-from analysis.stats.objective import objective_contrast
 from analysis.stats.swaps import RESAMPLES
 from replication.claims.evidence import CAPACITIES, load_sweeps
 from replication.claims.trained import compared, kl_finding, objectives, share_finding
@@ -83,7 +83,7 @@ def test_a_p_of_random_swaps_is_near_that_of_all():
     reported = {found["treatment"]: found["objective"]["p"] for found in one.numbers["comparisons"]}
     for arm in reported:
         pairs = match(one.sweep, arm, "mc")
-        every[arm] = all_swaps(np.asarray(objective_contrast(pairs).contributions))
+        every[arm] = all_swaps((found := objective_contrast(pairs)).values * found.weights)
         assert abs(reported[arm] - every[arm]) < 5 * np.sqrt(every[arm] / RESAMPLES) + 2 / RESAMPLES
     corrected = dict(zip(every, multipletests([*every.values()], method="bonferroni")[1], strict=True))
     printed = {arm: float(f"{p:.3g}") for arm, p in corrected.items()}

@@ -1,17 +1,20 @@
-"""Checks of a locked plan, and of its runs: other cells, impossible values, other units and lengths."""
+"""A sweep with the problems that all checks find: other cells, impossible values, units and lengths."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
+from analysis.checks.settings import other_settings
+from analysis.checks.traces import by_arm, grouped, listed, suspicious_traces
+from analysis.design.rates import at_the_edge, choice_of
 from analysis.results import layout
 from analysis.results.locked import LockedPlan, Origin
 from analysis.results.plan import Plan
-from analysis.results.problems import Problem, grouped
-from analysis.results.records import Cell, Failure, Run
-from analysis.results.settings import other_settings
-from analysis.results.traces import suspicious_traces
+from analysis.results.records import Cell, Run
+from analysis.results.sweep import Problem, Sweep, read_sweep
 from lit_klrb import schema
 
 # The common evaluator's KL is an average of exact KLs of tokens: what is below 0 is rounding.
@@ -77,41 +80,50 @@ def _alien_cells(locked: LockedPlan) -> Iterator[str]:
 
 def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str]:
     """What a cell of the grid or of the tuning stage does not have as the plan gives it."""
-    place = cell.point or cell.trial
-    if place is None:
+    if (place := cell.where) is None:
         return
     if place.beta != (beta := plan.grid.beta[place.beta_index]):
         yield f"its beta is {place.beta:g}, expected {beta:g}"
-    rate = {plan.tuning.key: cell.trial.rate} if plan.tuning and cell.trial else {}
-    if cell.overrides != (overrides := {**plan.overrides(place), **rate}):
+    if cell.overrides != (overrides := plan.overrides(place)):
         yield f"its overrides are {cell.overrides}, expected {overrides}"
     stages = plan.inputs(place.replicate).values()
     if {*cell.needs} != {ids.get(stage) for stage in stages}:
         yield f"it does not start from {' and '.join(stages)}"
 
 
-def inconsistencies(runs: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
-    """Problems of the runs of a sweep."""
-    plan, origin = locked.plan, locked.origin
-    arms = [run for run in runs if run.cell.arm is not None]
+def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
+    """Problems of the runs of a sweep, of the choice of rates, and of what is lost."""
+    plan, origin = sweep.plan, sweep.locked.origin
+    arms = [run for run in sweep.runs if run.cell.arm is not None]
     grid = [run for run in arms if run.cell.point is not None and not run.diverged]
     yield from suspicious_traces(arms, plan)
-    yield from other_settings(arms, locked)
+    yield from other_settings(arms, sweep.locked)
     yield from _negative(grid, imported=origin is not None)
     if origin is not None:
         yield from _units(grid, plan, origin)
     for block in grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
         yield from _unlike(block, "end at different steps", _last_step, _rollouts)
     yield from _unlike(grid, "were made with different versions", _versions)
-
-
-def lost_runs(failures: Sequence[Failure], plan: Plan) -> Iterator[Problem]:
-    """A problem if runs of the grid ended without a result."""
-    counts = Counter(failure.cell.point.arm for failure in failures if failure.cell.point is not None)
-    if counts:
-        told = ", ".join(f"{label} {counts[label]}" for label in plan.grid.arms)
+    yield from _choice_problems(sweep)
+    lost = Counter(failure.cell.point.arm for failure in sweep.failures if failure.cell.point is not None)
+    if lost:
+        told = ", ".join(f"{label} {lost[label]}" for label in plan.grid.arms)
         why = "sound only if the reason has nothing to do with how well they trained"
         yield Problem(f"runs without a result: {told}; their pairs are left out, which is {why}")
+
+
+def _choice_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Problems of the locked choice of rates: none, not that of the runs, or at the edge."""
+    choice = sweep.locked.choice
+    if choice is None:
+        if sweep.plan.tuning and sweep.grid:
+            text = f"{layout.PLAN}: has no choice of rates, though runs of the grid exist"
+            yield Problem(text, serious=True)
+        return
+    if choice != choice_of(sweep.plan, sweep.runs):
+        text = f"{layout.PLAN}: its choice of rates is not that of the results of the tuning stage"
+        yield Problem(text, serious=True)
+    yield from map(Problem, at_the_edge(sweep.plan, choice.rates))
 
 
 def _negative(grid: Sequence[Run], *, imported: bool) -> Iterator[Problem]:
@@ -121,8 +133,9 @@ def _negative(grid: Sequence[Run], *, imported: bool) -> Iterator[Problem]:
         if kl < -_ROUNDING:
             text = f"{run.file}: its KL is {kl:g}; a KL is not negative"
             yield Problem(text, serious=not imported, kind="a negative KL")
-    for (label, index), mean in _mean_kls(grid).items() if imported else ():
-        if mean < -_ROUNDING:
+    arms = grouped(grid, lambda run: (run.point.arm, run.point.beta_index)) if imported else {}
+    for (label, index), runs in arms.items():
+        if (mean := fmean(run.outcome(schema.KL) for run in runs)) < -_ROUNDING:
             yield Problem(f"the mean KL of {label} at beta index {index} is {mean:g}", serious=True)
 
 
@@ -160,29 +173,14 @@ def _furthest(values: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
     return (1.0 if overlap or not means[low] else means[high] / means[low]), high, low
 
 
-def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
-    """(arm, beta index) -> mean KL over replicates."""
-    groups = grouped(grid, lambda run: (run.point.arm, run.point.beta_index))
-    return {place: fmean(run.outcome(schema.KL) for run in runs) for place, runs in groups.items()}
-
-
 def _unlike(
     grid: Sequence[Run], what: str, of: Callable[[Run], str], compared: Callable[[Run], str] | None = None
 ) -> Iterator[Problem]:
-    """A property in which runs should agree, with its values for each arm where they do not.
-
-    Args:
-        grid: The runs.
-        what: The difference, in words.
-        of: The property.
-        compared: A property that must agree for a verdict; by default there is none.
-    """
-    arms = sorted(grouped(grid, lambda run: run.point.arm).items())
-    values = {label: sorted({of(run) for run in runs}) for label, runs in arms}
+    """A property in which runs should agree; there is no verdict where `compared` differs, too."""
+    values = {label: sorted(set(map(of, runs))) for label, runs in by_arm(grid)}
     if len({value for own in values.values() for value in own if value}) > 1:
-        told = "; ".join(f"{label} {', '.join(own)}" for label, own in values.items())
         serious = compared is not None and len({value for run in grid if (value := compared(run))}) > 1
-        yield Problem(f"the runs {what}: {told}", serious=serious)
+        yield Problem(f"the runs {what}: {listed(values)}", serious=serious)
 
 
 def _last_step(run: Run) -> str:
@@ -199,3 +197,56 @@ def _rollouts(run: Run) -> str:
 
 def _versions(run: Run) -> str:
     return " ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
+
+
+# Number of missing runs that are named.
+_NAMED = 10
+
+
+def load_sweep(directory: Path) -> Sweep:
+    """Read and check a sweep. Files that fail a check are skipped and listed in `problems`.
+
+    Raises:
+        ConfigurationError: If it has no plan or no results, or results in both forms.
+        DamagedFileError: If its plan cannot be read.
+    """
+    sweep = read_sweep(directory)
+    found = [*plan_problems(sweep.locked), *sweep.problems, *inconsistencies(sweep)]
+    sweep = replace(sweep, problems=found)
+    if (origin := sweep.locked.origin) is not None and sweep.missing:
+        sweep = _without_incomplete(sweep, leave_out=origin.incomplete != "withhold")
+    return replace(sweep, problems=_counted(sweep.problems))
+
+
+def _without_incomplete(sweep: Sweep, *, leave_out: bool) -> Sweep:
+    """An import with a problem that names missing runs, and without their replicates if asked for."""
+    missing = sweep.missing
+    lost = {place[1:] for place in missing}
+    out = [run for run in sweep.runs if run.cell.place is not None and run.cell.place[1:] in lost]
+    names = [sweep.plan.title(place) for place in missing[:_NAMED]]
+    names += [f"{len(missing) - _NAMED} more"] * (len(missing) > _NAMED)
+    done = (
+        f"left out with them, of the same replicates and β: {len(out)}"
+        if leave_out
+        else "`incomplete: leave_out_replicate` in the mapping leaves out their replicates at their β"
+    )
+    text = f"{len(missing)} of {len(sweep.plan.places)} runs are missing: {'; '.join(names)}; {done}"
+    sweep = replace(sweep, problems=[*sweep.problems, Problem(text)])
+    if not leave_out:
+        return sweep
+    kept = tuple(run for run in sweep.runs if run not in out)
+    return replace(sweep, runs=kept, lost=missing, left_out=tuple(out))
+
+
+def _counted(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems, of each kind the first with their number."""
+
+    def kind(numbered: tuple[int, Problem]) -> object:
+        number, problem = numbered
+        return (problem.kind, problem.serious, problem.unread) if problem.kind else number
+
+    groups = grouped(enumerate(problems), kind).values()
+    return [
+        replace(first, text=f"{first.text}; and {len(others)} more") if others else first
+        for (_, first), *others in groups
+    ]

@@ -6,17 +6,14 @@ the first run of the grid starts, outside the plan's hash, which is that of the 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from analysis.results import layout
 from analysis.results.artifacts import FloatArray
 from analysis.results.locked import Choice
 from analysis.results.plan import Plan
-from analysis.results.problems import Problem
 from analysis.results.records import Run
-from lit_klrb import schema
 
 
 def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
@@ -29,9 +26,8 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
     found: dict[tuple[str, int, float], list[float]] = defaultdict(list)
     for run in runs:
         if run.cell.trial is not None:
-            trial, kl = run.cell.trial, run.outcome(schema.KL)
-            value = -kl if plan.primary.outcome == schema.KL else run.outcome(schema.REWARD) - trial.beta * kl
-            found[trial.arm, trial.replicate, trial.rate].append(value)
+            trial = run.cell.trial
+            found[trial.arm, trial.replicate, trial.rate].append(run.decisive(plan.primary.outcome))
     betas, rates = len(plan.grid.beta), sorted(plan.tuning.rates)
 
     def mean(place: tuple[str, int, float]) -> float:
@@ -44,17 +40,16 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
     }
 
 
-def best_rates(plan: Plan, runs: Iterable[Run]) -> dict[str, float]:
-    """Arm -> the rate with the best mean, of those at which no run diverged; arms without one lack."""
+def choice_of(plan: Plan, runs: Sequence[Run]) -> Choice:
+    """The choice as it is locked: the rates, and the checksums of the runs they rest on.
+
+    An arm's rate is the one with the best mean, of those at which no run diverged; an arm without one lacks.
+    """
     rates = sorted(plan.tuning.rates) if plan.tuning else []
     means = {arm: outcomes.mean(axis=0) for arm, outcomes in trial_outcomes(plan, runs).items()}
-    return {arm: rates[int(np.nanargmax(mean))] for arm, mean in means.items() if np.isfinite(mean).any()}
-
-
-def choice_of(plan: Plan, runs: Sequence[Run]) -> Choice:
-    """The choice as it is locked: the rates, and the checksums of the runs they rest on."""
+    best = {arm: rates[int(np.nanargmax(mean))] for arm, mean in means.items() if np.isfinite(mean).any()}
     trials = {run.cell.id: run.checksum for run in runs if run.cell.trial is not None}
-    return Choice(best_rates(plan, runs), dict(sorted(trials.items())))
+    return Choice(best, dict(sorted(trials.items())))
 
 
 def edge_of(rates: Sequence[float], rate: float) -> str:
@@ -75,16 +70,3 @@ def at_the_edge(plan: Plan, chosen: Mapping[str, float]) -> list[str]:
                 f"rates to try are {beyond}"
             )
     return lines
-
-
-def choice_problems(plan: Plan, runs: Sequence[Run], choice: Choice | None) -> Iterator[Problem]:
-    """Problems of the locked choice of rates: none, not that of the runs, or at the edge."""
-    if choice is None:
-        if plan.tuning and any(run.cell.point for run in runs):
-            text = f"{layout.PLAN}: has no choice of rates, though runs of the grid exist"
-            yield Problem(text, serious=True)
-        return
-    if choice != choice_of(plan, runs):
-        text = f"{layout.PLAN}: its choice of rates is not that of the results of the tuning stage"
-        yield Problem(text, serious=True)
-    yield from map(Problem, at_the_edge(plan, choice.rates))

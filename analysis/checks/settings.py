@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis.checks.traces import by_arm, grouped, listed
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import BETA, Plan, flat, plain_key
-from analysis.results.problems import Problem, grouped
 from analysis.results.records import Run
+from analysis.results.sweep import Problem
 from lit_klrb import schema
 
 # Sections of the settings that are recorded completely, apart from nulls, lists and local paths, and keys of
@@ -34,9 +35,7 @@ def other_settings(runs: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]
     yield from ignored_overrides(recorded, plan, locked.rates, locked.config)
     if recorded:
         yield from _unplanned(runs, plan)
-    grid = [run for run in recorded if run.cell.point is not None]
-    told = {plain_key(key) for arm in locked.arms.values() for key in arm.evaluation}
-    yield from _evaluated_otherwise(grid, plan, told)
+    yield from _evaluated_otherwise([run for run in recorded if run.cell.point is not None], locked)
     yield from _other_rows([run for run in runs if run.cell.point is not None and not run.diverged], plan)
 
 
@@ -54,7 +53,7 @@ def ignored_overrides(
     last = plan.stages[list(plan.stages)[-1]]
     shared = _leaves({**(config or {}), **last.overrides})
     for run in runs:
-        where = run.cell.point or run.cell.trial
+        where = run.cell.where
         beta = {} if where is None else {BETA: where.beta}
         inputs = set(map(plain_key, {} if where is None else plan.inputs(where.replicate)))
         rate = {plan.tuning.key: rates.get(run.point.arm)} if plan.tuning and run.cell.point else {}
@@ -67,27 +66,20 @@ def ignored_overrides(
 
 def _unplanned(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """A problem that names the settings in which runs differ although the plan does not change them."""
-    arms = sorted(grouped(runs, lambda run: str(run.cell.arm)).items())
-    told = []
+    arms, told = by_arm(runs), []
     for key in sorted({key for run in runs for key in run.settings}):
         values = {label: sorted({run.settings.get(key, "none") for run in own}) for label, own in arms}
         if not _changes(plan, key) and len({value for own in values.values() for value in own}) > 1:
-            each = (f"{label} {', '.join(own)}" for label, own in values.items())
-            told.append(f"{key} ({'; '.join(each)})")
+            told.append(f"{key} ({listed(values)})")
     if told:
         more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
         text = f"the runs differ in settings that the plan does not change: {', '.join(told[:_NAMED])}{more}"
         yield Problem(f"{text}; run them again as planned, or plan arms that differ so", serious=True)
 
 
-def _evaluated_otherwise(grid: Sequence[Run], plan: Plan, told: set[str]) -> Iterator[Problem]:
-    """Settings of the evaluation in which the runs of a pair differ, even if they are planned to.
-
-    Args:
-        grid: Runs with recorded settings.
-        plan: Their plan.
-        told: The settings of which the locked plan says so.
-    """
+def _evaluated_otherwise(grid: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
+    """Settings of the evaluation in which the runs of a pair differ, even if they are planned to."""
+    plan, told = locked.plan, {plain_key(key) for arm in locked.arms.values() for key in arm.evaluation}
     changed = {plain_key(key) for own in plan.grid.arms.values() for key in own}
     pairs = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate))
     for key in schema.EVALUATED_WITH:

@@ -1,14 +1,19 @@
 """Checks of what runs logged: copies, starts that differ, ends that are not the results."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
 from analysis.results.plan import Plan
-from analysis.results.problems import Problem, grouped
-from analysis.results.records import Run, Values
+from analysis.results.records import Curve, Run, Values
+from analysis.results.sweep import Problem
 from lit_klrb import schema
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 # Runs with this share of their values in common, in every digit, are copies.
 _COPIED = 0.5
 # Values of a curve with fewer significant digits may agree by chance; so may the results of a whole run, of
@@ -20,6 +25,24 @@ _METRICS = (schema.REWARD, schema.KL)
 # Largest difference of two evaluations that are one, relative to the value, as curves are rounded; and in
 # standard errors, which are of the same completions.
 _ROUNDING, _OF_ERROR = 1e-4, 0.1
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Runs or cells by what they have in common."""
+    groups: dict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def by_arm(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
+    """The runs of each arm, arms sorted by label."""
+    return sorted(grouped(runs, lambda run: str(run.cell.arm)).items())
+
+
+def listed(values: Mapping[str, Iterable[str]]) -> str:
+    """The values of each arm, in words."""
+    return "; ".join(f"{arm} {', '.join(own)}" for arm, own in values.items())
 
 
 def suspicious_traces(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
@@ -89,21 +112,21 @@ def _same_weights(runs: Sequence[Run]) -> Iterator[Problem]:
 
 def _other_results(runs: Sequence[Run]) -> Iterator[Problem]:
     """Runs whose results are not their last evaluation."""
-    for run in runs:
-        for key in _METRICS:
-            last, result = _last(run, key), run.outcome(key)
-            if last is not None and not abs(last - result) <= _ROUNDING * max(abs(last), abs(result)):
+    for run, key in product(runs, _METRICS):
+        curve, result = run.curves.get(f"val/{key}"), run.outcome(key)
+        if curve is not None and len(curve.value):
+            last = curve.value[-1]
+            if not abs(last - result) <= _ROUNDING * max(abs(last), abs(result)):
                 text = f"{run.file}: its {key} is {result:g}, but {last:g} at its last evaluation"
                 yield Problem(text, serious=True, kind=f"another {key} than evaluated")
 
 
 def _not_diverged(runs: Sequence[Run], trained: Sequence[Run]) -> Iterator[Problem]:
     """Runs without results that were evaluated after the last step of the others."""
-    ends = {run.curves[key].step[-1] for run in trained for key in _evaluated(run)}
+    ends = {curve.step[-1] for run in trained for curve in _evaluations(run)}
     for run in runs:
-        keys = _evaluated(run)
-        values = [run.curves[key].value[-1] for key in keys if run.curves[key].step[-1] in ends]
-        if run.diverged and 0 < len(values) == len(keys) and np.isfinite(values).all():
+        values = [curve.value[-1] if curve.step[-1] in ends else np.nan for curve in _evaluations(run)]
+        if run.diverged and values and np.isfinite(values).all():
             text = f"{run.file}: has no reward or no KL, though its last evaluation has both"
             yield Problem(f"{text}: it did not diverge", serious=True, kind="not diverged")
 
@@ -135,13 +158,7 @@ def _alike(values: Sequence[float | None], error: float) -> bool:
     return max(known) - min(known) <= max(_OF_ERROR * error, _ROUNDING * max(map(abs, known)))
 
 
-def _evaluated(run: Run) -> list[str]:
-    """The curves of its evaluations."""
-    keys = [f"val/{key}" for key in _METRICS]
-    return [key for key in keys if key in run.curves and len(run.curves[key].step)]
-
-
-def _last(run: Run, key: str) -> float | None:
-    """The last evaluation of a metric; None if there was none."""
-    curve = run.curves.get(f"val/{key}")
-    return None if curve is None or not len(curve.value) else float(curve.value[-1])
+def _evaluations(run: Run) -> list[Curve]:
+    """The curves of what was evaluated."""
+    curves = (run.curves.get(f"val/{key}") for key in _METRICS)
+    return [curve for curve in curves if curve is not None and len(curve.step)]

@@ -1,0 +1,284 @@
+"""What ran: completions, arms and blocks; and the appendix: how to read the page, settings, provenance."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+
+from analysis.report.assessment import Assessment
+from analysis.report.elements import Section, Table
+from analysis.results.plan import by_beta
+from analysis.results.records import Run
+from analysis.results.sweep import Sweep
+from analysis.stats.contrast import block_means, most_unseen
+from analysis.stats.matching import distinct_blocks
+from analysis.stats.primary import primary_contrast
+from analysis.stats.text import count, fixed, these_blocks, whole_percent
+
+
+def completions(assessment: Assessment) -> Section | None:
+    """The same prompts for every arm at each beta, from the first replicate with completions."""
+    grid, first = assessment.sweep.plan.grid, dict[tuple[int, str], Run]()
+    for run in assessment.sweep.grid.values():  # replicates ascend
+        if run.completions:
+            first.setdefault((run.point.beta_index, run.point.arm), run)
+    found = [[first[i, arm] for arm in grid.arms if (i, arm) in first] for i in grid.beta]
+    tables = [_table(runs) for runs in found if runs]
+    if not tables:
+        return None
+    middle = len(tables) // 2
+    return Section(
+        "completions",
+        "Completions before and after",
+        paragraphs=["The first prompts of the evaluation, not selected; prompt and completion as one text."],
+        tables=tables[middle : middle + 1],
+        details=tables[:middle] + tables[middle + 1 :],
+        numbers={
+            run.cell.id: [[one.reward_at_start, one.reward] for one in run.completions]
+            for runs in found
+            for run in runs
+        },
+    )
+
+
+def _table(runs: list[Run]) -> Table:
+    """A row for each prompt: its completion before training, beside that of each arm after."""
+    rows = [
+        (
+            f"{first.text_at_start} [{fixed(first.reward_at_start, 2)}]",
+            *(
+                f"{run.completions[place].text} [{fixed(run.completions[place].reward, 2)}]"
+                if place < len(run.completions)
+                else "–"
+                for run in runs
+            ),
+        )
+        for place, first in enumerate(runs[0].completions)
+    ]
+    seeds, point = ", ".join(sorted({str(run.cell.seed) for run in runs})), runs[0].point
+    return Table(
+        f"β = {point.beta:g}, replicate {point.replicate}, seed {seeds}. In brackets: the reward.",
+        ("Before", *(f"After, {run.point.arm}" for run in runs)),
+        rows,
+    )
+
+
+def arms(assessment: Assessment) -> Section | None:
+    """One row per arm; None if it is not recorded what the arms optimise."""
+    sweep = assessment.sweep
+    if not any(arm.optimises for arm in sweep.locked.arms.values()):
+        return None
+    overrides, betas = sweep.plan.grid.arms, sweep.plan.grid.beta
+
+    def changed(label: str) -> str:
+        texts = (f"{key} = {_value(value, betas)}" for key, value in overrides[label].items())
+        return "; ".join(texts) or "nothing"
+
+    table = Table.of(
+        "The arms. Apart from these changes, their runs differ only in β and seed. The last column is what "
+        "the gradient optimises in expectation, on samples of the current policy.",
+        sweep.locked.arms.items(),
+        ("Arm", lambda row: row[0]),
+        ("Changes", lambda row: changed(row[0])),
+        ("Estimator of the KL", lambda row: (row[1].estimator or "none") + " (biased)" * row[1].biased),
+        ("Its gradient optimises", lambda row: row[1].optimises or "–"),
+    )
+    return Section(
+        "arms",
+        "What was compared",
+        paragraphs=biased_arms(sweep),
+        tables=[table],
+        numbers={
+            label: {"overrides": overrides[label], "estimator": arm.estimator, "optimises": arm.optimises}
+            | {"biased": arm.biased}
+            for label, arm in sweep.locked.arms.items()
+        },
+    )
+
+
+def biased_arms(sweep: Sweep) -> list[str]:
+    """A sentence on the arms whose gradient is biased; none without such arms."""
+    found = [f"{label} ({arm.estimator})" for label, arm in sweep.locked.arms.items() if arm.biased]
+    if not found:
+        return []
+    verb, their = ("is", "its gradient is") if len(found) == 1 else ("are", "their gradients are")
+    return [
+        f"{', '.join(found)} {verb} biased: {their} not that of reward − β·KL(policy‖reference), by which "
+        "all arms are scored."
+    ]
+
+
+def _value(value: object, betas: Mapping[int, float]) -> str:
+    several = by_beta(value)
+    if several is not None:
+        return ", ".join(
+            f"{_value(several[str(index)], {})} at β = {beta:g}" for index, beta in betas.items()
+        )
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+_OVER = (
+    "Mean differences are means of the blocks' means, with t tests and t intervals over these. Whatever else "
+    "is tested or drawn pools the pairs of all blocks and is conditional on these."
+)
+_WITHIN = (
+    "Tests swap labels within pairs, and intervals of mean differences have the variance of pairs within "
+    "blocks: neither shows how much blocks differ."
+)
+
+
+def blocks(assessment: Assessment) -> Section | None:
+    """What the runs of each block share; None without blocks."""
+    plan, comparisons = assessment.sweep.plan, assessment.comparisons
+    if not plan.grid.blocks or not comparisons:
+        return None
+    over, labels = any(one.primary.over_blocks for one in comparisons), list(plan.grid.blocks)
+    rows, numbers = [], {}
+    for label, block in plan.grid.blocks.items():
+        values = {key: json.dumps(value, ensure_ascii=False) for key, value in block.overrides.items()}
+        rows.append((label, "; ".join(f"{key} = {text}" for key, text in {**values, **block.inputs}.items())))
+    for one in comparisons:
+        means = block_means(primary_contrast(one.pairs, plan.primary.outcome), one.pairs)
+        numbers[one.pairs.treatment] = {labels[index]: mean.value for index, mean in means.items()}
+    caption = (
+        "What the runs of each block share: configuration keys with their values, or with the stage whose "
+        "checkpoint they receive."
+    )
+    return Section(
+        "blocks",
+        "Blocks",
+        paragraphs=[f"{block_condition(assessment)} {_OVER if over else _WITHIN}"],
+        tables=[Table(caption, ("Block", "Shares"), rows)],
+        numbers=numbers,
+    )
+
+
+def block_condition(assessment: Assessment) -> str:
+    """Whether the verdicts are about other blocks, in a sentence or two; "" without blocks."""
+    labels, comparisons = list(assessment.sweep.plan.grid.blocks), assessment.comparisons
+    if not labels:
+        return ""
+    same = distinct_blocks(assessment.sweep)
+    found = f"The replicates are of {count(len(set(same)), 'block')} ({', '.join(labels)})."
+    for first in sorted(set(same)):
+        if same.count(first) > 1:
+            names = ", ".join(label for label, one in zip(labels, same, strict=True) if one == first)
+            found += f" {names} have the same weights and settings and count as one."
+    over = [one.pairs.treatment for one in comparisons if one.primary.over_blocks]
+    if not over:
+        return f"{found} All statements hold {these_blocks(comparisons[0].primary.blocks)} only."
+    which = "" if len(over) == len(comparisons) else f" on {', '.join(over)}"
+    most = whole_percent(most_unseen(comparisons[0].primary.blocks))
+    return (
+        f"{found} The verdict{which} is about others like them, as far as these are a sample of such blocks. "
+        f"What happens in none of these blocks, such as a collapse, is no part of it: up to {most} of "
+        "others may have it (95%, Clopper and Pearson)."
+    )
+
+
+GLOSSARY = (
+    ("KL", "the divergence of a trained policy from its reference, in nats per completion"),
+    ("β", "the weight of the KL, in reward per nat: each run maximises J = reward − β·KL at its own β"),
+    (
+        "Estimator",
+        "the estimator of the KL's gradient in training; all runs are evaluated in the same way, on the same "
+        "prompts and seeds",
+    ),
+    (
+        "Matched pair",
+        "two runs with the same β, replicate and seed that differ in what the plan gives their arms: the "
+        "estimator, and often the learning rate",
+    ),
+    ("Reward at matched KL", "the difference in reward between two arms at the same KL"),
+    (
+        "Simultaneous interval",
+        "an interval of all differences that the corrected test does not reject; all intervals of a family "
+        "are valid together",
+    ),
+    ("Replicate", "one repetition of the whole grid with its own seeds; n counts replicates"),
+    (
+        "Swap p-value",
+        "the probability of a difference at least as large if the estimators' names are exchanged at random "
+        "within matched pairs",
+    ),
+)
+
+
+def reading(assessment: Assessment) -> Section:
+    """What the tests of the page assume, and its terms."""
+    notes = [] if assessment.withheld or not assessment.comparisons else [_inference(assessment)]
+    return Section("reading", "How to read this page", notes=notes, glossary=GLOSSARY)
+
+
+def _inference(assessment: Assessment) -> str:
+    primary = assessment.comparisons[0].primary
+    seeds_shared = assessment.comparisons[0].pairs.seeds_shared
+    swaps = "whole replicates, because seeds are shared across β" if seeds_shared else "single pairs"
+    over_blocks = "Mean differences are tested over blocks, whose number is n. Apart from these, "
+    return (over_blocks if primary.over_blocks else "") + (
+        f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
+        "hypothesis is that the outcomes of both arms are exchangeable. How they are corrected is said in "
+        "“All tests”."
+    )
+
+
+# Keys that differ between runs by design.
+_DESIGNED = ("kl.beta", "data.seed")
+
+
+def hyperparameters(assessment: Assessment) -> Section | None:
+    """The hyperparameters that differ between arms; those common to all are initially collapsed."""
+    by_arm: dict[str, dict[str, set[str]]] = {}
+    for run in assessment.sweep.grid.values():
+        found = by_arm.setdefault(run.point.arm, {})
+        for key, value in run.settings.items():
+            found.setdefault(key, set()).add(value)
+    keys = sorted({key for found in by_arm.values() for key in found} - set(_DESIGNED))
+    if not keys:
+        return None
+    arms = [arm for arm in assessment.sweep.plan.grid.arms if arm in by_arm]
+    texts = {key: [", ".join(sorted(by_arm[arm].get(key, {"–"}))) for arm in arms] for key in keys}
+    shared = [(key, values[0]) for key, values in texts.items() if len(set(values)) == 1]
+    different = [(key, *values) for key, values in texts.items() if len(set(values)) > 1]
+    of_arms = Table("Hyperparameters that differ between the arms.", ("Key", *arms), different)
+    of_all = Table("Hyperparameters common to all runs of the grid.", ("Key", "Value"), shared)
+    return Section(
+        "hyperparameters",
+        "Hyperparameters",
+        tables=[of_arms] if different else (),
+        details=[of_all] if shared else (),
+        numbers={"shared": dict(shared), "different": {key: values for key, *values in different}},
+    )
+
+
+def provenance(assessment: Assessment) -> Section:
+    """Versions of the packages of the runs, and the seed, id and checksum of each cell."""
+    sweep = assessment.sweep
+    versions: dict[str, set[str]] = defaultdict(set)
+    for run in sweep.runs:
+        for package, version in run.versions.items():
+            versions[package].add(version)
+    rows = [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())]
+    mixed = [package for package, found in versions.items() if len(found) > 1]
+    several = [f"Runs were made with different versions of {', '.join(mixed)}."] if mixed else []
+    return Section(
+        "provenance",
+        "Configuration, versions and seeds",
+        paragraphs=[
+            "All numbers on this page are computed from the result files listed here; results.json has them "
+            "unrounded, and `python -m analysis verify` recomputes them.",
+            *several,
+        ],
+        tables=[Table("Versions of the packages of the runs.", ("Package", "Version"), rows)],
+        details=[
+            Table.of(
+                "All results.",
+                sweep.runs,
+                ("Cell", lambda run: run.cell.title),
+                ("Seed", lambda run: str(run.cell.seed)),
+                ("State", lambda run: "diverged" if run.diverged else "done"),
+                ("Id", lambda run: run.cell.id[:12]),
+                ("Checksum", lambda run: run.checksum[:12]),
+            )
+        ],
+        numbers={"results": {run.cell.id: run.checksum for run in sweep.runs}},
+    )
