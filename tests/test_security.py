@@ -19,7 +19,6 @@ PLACES = {
     "lit_klrb/run/checkpoints.py": {"pickle"},  # the name of its error
     "lit_klrb/integrations/trl_checkpoints.py": {"pickle"},  # the name of its error
     "lit_klrb/cli/setting_types.py": {"import_module"},  # classes that a configuration names
-    "analysis/sweep/launchers/__init__.py": {"import_module"},  # our own launchers
     "analysis/sweep/launchers/slurm.py": {"pickle"},  # a job in the script that the sweep itself wrote
     "analysis/sweep/warm.py": {"import_module"},  # the sweep's own job
     "analysis/sweep/job.py": {"run_module"},  # the module that a plan names
