@@ -292,6 +292,13 @@ TOLD = {
         change(ARM, lambda made: made["versions"].update(torch="1.0")),
         "the runs were made with different versions",
     ),
+    "another processor in one arm": (
+        lambda runs: [
+            change(arm, lambda made, kind=kind: made["versions"].update(processor=kind))(runs)
+            for arm, kind in ((CONTROL, "one"), (ARM, "another"))
+        ],
+        "10 of 10 groups of matched runs were trained on several kinds of processors (another, one)",
+    ),
     "one run as both of its pair": (
         copied(
             (CONTROL, 0, 0),
