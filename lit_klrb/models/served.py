@@ -13,6 +13,7 @@ import time
 from contextlib import AbstractContextManager
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from socket import socket
+from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 DEFAULT_K = 20
 # Seconds to wait before each further attempt.
 PAUSES = (1.0, 5.0, 25.0)
+# Mean difference in nats up to which log-probabilities are of one teacher, on any machine, in any precision.
+_SAME = 0.5
 # Sequences per request, and tokens by which tokenizers are compared.
 _ROWS, _COMPARED = 16, 32
 # Bytes of an answer: at most so many per log-probability, and beside them.
@@ -103,6 +106,8 @@ class ServedTeacher:
         self.address, self.k, self.vocabulary, self.timeout = address, k, vocabulary, timeout
         check_address(address)
         self.model = model or self._only_model()
+        # Its log-probabilities of fixed tokens, by which it is recognised
+        self.probe: list[float] = []
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout) -> Tensor:
@@ -136,12 +141,28 @@ class ServedTeacher:
         for token, position in zip(tokens, positions, strict=True):
             with self._reading():
                 theirs, ours = position[str(token)]["decoded_token"], str(tokenizer.decode([token]))
+                self.probe.append(float(position[str(token)]["logprob"]))
             # A part of a character has no text of its own
             if "\ufffd" not in f"{theirs}{ours}" and str(theirs).strip() != ours.strip():
                 raise self._error(
                     f"has another tokenizer than the policy: id {token} is {theirs!r} there and {ours!r} in "
                     "the policy; a KL between them needs the same vocabulary"
                 )
+
+    def check_same(self, probe: object) -> None:
+        """Compare it with the teacher of the run that is resumed, by what that said of the same tokens.
+
+        Raises:
+            ConfigurationError: If it is another.
+        """
+        if not isinstance(probe, list) or len(probe) != len(self.probe):
+            return  # of an earlier version, or with another vocabulary, which the tokenizer shows
+        apart = fmean(abs(one - other) for one, other in zip(probe, self.probe, strict=True))
+        if not apart <= _SAME:
+            raise self._error(
+                "is not the teacher of this run: its log-probabilities of the same tokens differ by "
+                f"{apart:.2g} nats on average"
+            )
 
     def _only_model(self) -> str:
         answer = self._ask("models")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, final
 
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +17,10 @@ from lit_klrb.models.generation import Rollout
 from lit_klrb.models.rehearsal import UnknownModelError, current_rehearsal
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.pair import Pair
+from lit_klrb.run.lightning_internals import trainer_of
+
+# The entry of a checkpoint with what a served teacher said of fixed tokens
+PROBE_KEY = "served_teacher"
 
 
 @final
@@ -125,6 +130,24 @@ class DistillModule(OnPolicyModule):
         teacher = served.ServedTeacher(address, k, size, self.served_model, self.served_timeout)
         teacher.check_tokenizer(self.tokenizer)
         return self.pair_with(None, teacher)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a served teacher is recognised by."""
+        super().on_save_checkpoint(checkpoint)
+        if self.pair.teacher is not None:
+            checkpoint[PROBE_KEY] = self.pair.teacher.probe
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to go on with another served teacher.
+
+        Raises:
+            ConfigurationError: If it is another.
+        """
+        super().on_load_checkpoint(checkpoint)
+        trainer = trainer_of(self)
+        fitting = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        if fitting and self.pair.teacher is not None:
+            self.pair.teacher.check_same(checkpoint.get(PROBE_KEY))
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The student of policy_path, or a new one initialised from the seed."""

@@ -1,6 +1,7 @@
 """A teacher in an engine of its own, which a server on the loopback stands for."""
 
 import contextlib
+import copy
 import functools
 import json
 import math
@@ -295,6 +296,11 @@ def test_a_teacher_that_stops_loses_nothing(chain, tmp_path, capsys, arguments, 
         assert chain.run("fit", "distill", *options, run=tmp_path / "run") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert f"reference_path: {server.address} does not answer as a teacher" in line
+    other = copy.deepcopy(teacher[0])
+    other.get_output_embeddings().weight.data.normal_(std=10, generator=torch.Generator().manual_seed(0))
+    with TeacherServer(other, teacher[1], port=port) as server:
+        assert main(resume_command(line)) == 2
+    assert f"{server.address} is not the teacher of this run: its log-prob" in capsys.readouterr().err
     with TeacherServer(*teacher, port=port) as server:
         assert main(resume_command(line)) == 0
     assert len(server.questions) < asked
