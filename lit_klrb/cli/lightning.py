@@ -54,6 +54,8 @@ from lit_klrb.stops import Stopped
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"
+# Where W&B finds the id of a run whose logger has none.
+WANDB_ID = "WANDB_RUN_ID"
 
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
@@ -273,12 +275,18 @@ class LitCLI(LightningCLI):
                 raise
 
     def _tell_loggers(self) -> None:
-        """Give every logger the whole configuration, and the run's name and folder."""
+        """Give every logger the whole configuration, and the run's name and folder; W&B also the run's id."""
         root = self.directory.path
         told = {**self.settings, "run.name": root.name, "run.folder": str(root.absolute())}
-        for logger in self.trainer.loggers:
-            with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
-                logger.log_hyperparams(told)
+        # With the same id, a resumed run continues W&B's run instead of starting another one
+        named = os.environ.setdefault(WANDB_ID, self.directory.run_id) != self.directory.run_id
+        try:
+            for logger in self.trainer.loggers:
+                with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
+                    logger.log_hyperparams(told)
+        finally:
+            if not named:
+                del os.environ[WANDB_ID]
 
     def _resume_hint(self) -> str:
         """How to continue a run that ends early."""

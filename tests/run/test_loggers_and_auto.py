@@ -1,5 +1,7 @@
 """Loggers hear of the whole run and change no id; `--ckpt_path auto` continues what is the same run."""
 
+import json
+import os
 from typing import ClassVar
 
 import pytest
@@ -21,6 +23,7 @@ class Listener(Logger):
         return 0
 
     def log_hyperparams(self, params, *_, **__):
+        self.told.setdefault("id_of_wandb", os.environ.get("WANDB_RUN_ID"))
         self.told.update(params)
 
     def log_metrics(self, metrics, step=None):
@@ -36,6 +39,9 @@ def test_every_logger_gets_the_whole_configuration(chain, tmp_path):
     assert Listener.told["data.init_args.batch_size"] == 4
     assert Listener.told["trainer.max_steps"] == 2
     assert (Listener.told["run.name"], Listener.told["run.folder"]) == ("mine", str(tmp_path / "mine"))
+    # The run's own, which a resumed run keeps; it is not left to the next run of this process
+    assert Listener.told["id_of_wandb"] == json.loads((tmp_path / "mine" / "run.json").read_text())["run"]
+    assert "WANDB_RUN_ID" not in os.environ
 
 
 def test_a_logger_changes_no_id(tmp_path):

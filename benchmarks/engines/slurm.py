@@ -1,0 +1,138 @@
+"""A cluster of SLURM with two nodes on this machine: a sweep by jobs, and a run that is requeued."""
+
+import getpass
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.engines.commands import (
+    RUNS,
+    fit,
+    fit_command,
+    log_of,
+    new_folder,
+    ran,
+    results,
+    running,
+    same_results,
+    six_cells,
+    sweep_command,
+    tell,
+    wait_until,
+)
+from benchmarks.kills.compare import different
+from lit_klrb import schema
+
+PORT = 27817
+CONFIGURATION = """\
+ClusterName=local
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthInfo=socket={folder}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool_%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/controller.log
+SlurmdLogFile={folder}/%n.log
+NodeName=one,two NodeHostname={host} NodeAddr=127.0.0.1 Port={first},{second} CPUs=1
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+# Long enough that a run is warned, and then taken away, before its end.
+STEPS = ["--trainer.max_steps", 300, "--trainer.val_check_interval", 100]
+
+
+def asked(*words: str, script: str | None = None) -> str:
+    """What a command of SLURM prints."""
+    done = subprocess.run(words, input=script, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """Start the daemons, and stop them and all jobs at the end of the block."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm")))
+        user, host = getpass.getuser(), socket.gethostname().partition(".")[0]
+        file, key, heard = (folder / name for name in ("slurm.conf", "key", "munge.socket"))
+        ports = {"port": PORT, "first": PORT + 1, "second": PORT + 2}
+        file.write_text(CONFIGURATION.format(host=host, user=user, folder=folder, **ports))
+        key.touch(0o600)
+        key.write_bytes(os.urandom(1024))
+        places = [
+            f"--{place}={folder}/munge.{place}" for place in ("socket", "pid-file", "log-file", "seed-file")
+        ]
+        munged = ["munged", "--foreground", "--force", f"--key-file={key}", *places]
+        os.environ["SLURM_CONF"] = str(file)
+        stack.enter_context(running("munged", munged))
+        wait_until(heard.exists, "munged", 20)
+        stack.enter_context(running("slurmctld", ["slurmctld", "-D"]))
+        for name in ("one", "two"):
+            stack.enter_context(running(f"slurmd {name}", ["slurmd", "-D", "-N", name]))
+        wait_until(lambda: asked("sinfo", "-h", "-o", "%D %t") == "2 idle", "SLURM", 60)
+        stack.callback(asked, "scancel", f"--user={user}")
+        yield
+
+
+def requeued() -> bool:
+    """A run that SLURM warns and then takes away, beside an undisturbed one."""
+    title, whole = "slurm requeued run", "slurm undisturbed run"
+    done = fit(whole, "sft", *STEPS)
+    root, started = new_folder(title), time.monotonic()
+    log_of(title).unlink(missing_ok=True)
+    script = f"#!/bin/sh\nexec {shlex.join(fit_command(root, 'sft', *STEPS, '--ckpt_path', 'auto'))}\n"
+    sbatch = ["sbatch", "--parsable", "--requeue", "--open-mode=append", f"--output={log_of(title)}"]
+    job = asked(*sbatch, script=script)
+    warn, take = ("scancel", "--signal=USR1", "--batch", job), ("scontrol", "requeue", job)
+    for attempt, command in enumerate((warn, take)):
+        metrics = root / schema.METRICS_DIR / f"attempt_{attempt}" / "metrics.csv"
+        wait_until(
+            lambda metrics=metrics: metrics.exists() and metrics.read_text().count("\n") > 5,
+            f"step of {metrics}",
+        )
+        asked(*command)
+        wait_until(lambda: asked("squeue", "-h", "-j", job, "-o", "%t") == "PD", "the requeue")
+        # SLURM holds it back for two minutes
+        asked("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until((root / schema.SUMMARY).exists, "the end of the run")
+    tell(title, 0, started)
+    unequal = different(RUNS / whole.replace(" ", "_"), root)
+    print(f"  beside the undisturbed run: {', '.join(unequal) or 'bit-identical'}", flush=True)
+    return done and not unequal
+
+
+def drained() -> bool:
+    """Six cells as jobs, while a node is drained, beside those of the local launcher."""
+    done = ran("sweep local", sweep_command(six_cells("sweep local")))
+    title, started = "sweep slurm", time.monotonic()
+    with running(title, sweep_command(six_cells(title), "--launcher", "slurm")) as process:
+        wait_until(lambda: len(results(title)) >= 2, "two results")
+        asked("scontrol", "update", "NodeName=two", "State=drain", "Reason=test")
+        print(f"  node two is drained after {len(results(title))} results", flush=True)
+        code = process.wait()
+    return tell(title, code, started) and same_results(title, "sweep local") and done
+
+
+def run() -> bool:
+    """Both, if SLURM is installed."""
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        print(f"slurm: left out, as this machine has no {missing[0]} (apt-get install slurm-wlm munge)")
+        return True
+    with cluster():
+        return all([requeued(), drained()])
