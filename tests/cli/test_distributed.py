@@ -29,10 +29,10 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 SHARDED = (*TWO[:3], "fsdp2")
 BATCH = {"rloo": 4, "dpo": 4, "distill": 4, "sft": 8, "reward": 8}
-# Options for two steps
-# in batches of four: one process has none of the last one.
+# Two steps
 SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.schedule", "constant")
 SHORT += ("--model.warmup_steps", "0")
+# Of the second batch of an evaluation, one process has none
 PROMPTS = ("--data.eval_size", "5", "--data.eval_batch_size", "4")
 TEACHES = ("--kl.estimator", "RaoBlackwellTokenValues")
 LORA = ("--model.lora", "{r: 2, init_lora_weights: true}")
@@ -57,15 +57,8 @@ def rloo(chain, tmp_path_factory):
     options += ("--trainer.callbacks.save_top_k", "-1", "--trainer.callbacks.filename", "{step}")
     half = ("--data.batch_size", "2")
     for name, more in {"one": (), "two": (*half, *TWO), "sharded": (*half, *SHARDED)}.items():
-        fit(
-            chain,
-            "rloo",
-            root / name,
-            *options,
-            "--trainer.callbacks.dirpath",
-            str(root / f"{name}_kept"),
-            *more,
-        )
+        kept = ("--trainer.callbacks.dirpath", str(root / f"{name}_kept"))
+        fit(chain, "rloo", root / name, *options, *kept, *more)
     return SimpleNamespace(root=root, options=options)
 
 
