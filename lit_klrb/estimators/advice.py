@@ -32,10 +32,9 @@ ADVICE = (
     Advice(
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
-        "with model.prefix_rewards: 1, where beginnings of completions can be scored, it ended above "
-        "MonteCarlo on SmolLM2, significantly in 1 of 6 sweeps after correction; without, on small models "
-        "trained from nothing, with a small beta; its coefficients shrink towards MonteCarlo where nothing "
-        "helps (docs/choosing.md)",
+        "small models of reviews ended at 4.71 in reward - beta KL with it and at 3.58 with MonteCarlo; on "
+        "SmolLM2 no difference was found, but a clear gain with model.prefix_rewards: 1, where beginnings of "
+        "completions can be scored, in 1 of 6 sweeps (docs/choosing.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",
@@ -51,7 +50,8 @@ ADVICE = (
     Advice(
         "a teacher that sends only its most probable tokens",
         RaoBlackwellTopK,
-        "unbiased for every k, with little more noise than RaoBlackwell (replication/evidence/topk.md)",
+        "unbiased for every k; with 64 of 239 tokens it had 1.02 times RaoBlackwell's variance "
+        "(replication/evidence/topk.md)",
     ),
     Advice(
         "log-probabilities of the sampled tokens only",
