@@ -50,6 +50,8 @@ WEIGHTS = "weights_sha256"
 ROWS = "rows_sha256"
 # In `summary.json`: the number of prompts of the evaluation, which its standard errors are of.
 PROMPTS = "evaluation_prompts"
+# Among the `versions` of both, of the packages that a run depends on: the processor.
+PROCESSOR = "processor"
 
 # Settings on which the common evaluation depends: runs that differ in one of them cannot be compared.
 EVALUATED_WITH = (

@@ -21,8 +21,6 @@ from lit_klrb import schema
 _ROUNDING = 1e-3
 # Larger ratios of two arms' KLs or rewards are those of other units, unless an import states the unit.
 _KL_RATIO, _REWARD_RATIO = 8.0, 2.5
-# Where the processor stands among the versions of a run.
-PROCESSOR = "processor"
 # Settings whose product is the number of optimizer steps of a rollout.
 _PER_ROLLOUT = ("model.inner_epochs", "model.mini_batches")
 # What no log shows, and a mapping states by these lines.
@@ -200,14 +198,17 @@ def _rollouts(run: Run) -> str:
 
 def _versions(run: Run) -> str:
     return " ".join(
-        f"{name} {version}" for name, version in sorted(run.versions.items()) if name != PROCESSOR
+        f"{name} {version}" for name, version in sorted(run.versions.items()) if name != schema.PROCESSOR
     )
 
 
 def _processors(grid: Sequence[Run]) -> Iterator[Problem]:
     """How many groups of matched runs were trained on several kinds of processors."""
     groups = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate)).values()
-    kinds = [{run.versions[PROCESSOR] for run in runs if PROCESSOR in run.versions} for runs in groups]
+    kinds = [
+        {run.versions[schema.PROCESSOR] for run in runs if schema.PROCESSOR in run.versions}
+        for runs in groups
+    ]
     if several := sum(len(own) > 1 for own in kinds):
         yield Problem(
             f"{several} of {len(kinds)} groups of matched runs were trained on several kinds of processors "

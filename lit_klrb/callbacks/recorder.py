@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
     """The versions of the software that a run's results depend on, and the processor."""
     packages = {name: version(name) for name in PACKAGES}
     own = {"lit_klrb": lit_klrb.__version__, "python": platform.python_version()}
-    return {**own, "processor": processor(), **packages}
+    return {**own, schema.PROCESSOR: processor(), **packages}
 
 
 class RunRecorder(L.Callback):

@@ -13,6 +13,7 @@ from analysis.stats.contrast import block_means, most_unseen
 from analysis.stats.matching import distinct_blocks
 from analysis.stats.primary import primary_contrast
 from analysis.stats.text import count, fixed, these_blocks, whole_percent
+from lit_klrb import schema
 
 
 def completions(assessment: Assessment) -> Section | None:
@@ -251,14 +252,14 @@ def hyperparameters(assessment: Assessment) -> Section | None:
 
 
 def provenance(assessment: Assessment) -> Section:
-    """Versions of the packages of the runs, and the seed, id and checksum of each cell."""
+    """Versions of the packages of the runs, the processor, and the seed, id and checksum of each cell."""
     sweep = assessment.sweep
     versions: dict[str, set[str]] = defaultdict(set)
     for run in sweep.runs:
         for package, version in run.versions.items():
             versions[package].add(version)
     rows = [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())]
-    mixed = [package for package, found in versions.items() if len(found) > 1]
+    mixed = [name for name, found in versions.items() if len(found) > 1 and name != schema.PROCESSOR]
     several = [f"Runs were made with different versions of {', '.join(mixed)}."] if mixed else []
     return Section(
         "provenance",
