@@ -38,6 +38,8 @@ def test_forked_rng_neither_sees_nor_moves_the_surrounding_state():
     with forked_rng(derive_seed(3, "x")):
         inside = torch.rand(2)
     assert torch.equal(torch.cat([first, torch.rand(1)]), undisturbed)
+    with forked_rng(derive_seed(3, "y")):
+        assert not torch.equal(torch.rand(2), inside)
     torch.manual_seed(99)
     with forked_rng(derive_seed(3, "x")):
         assert torch.equal(torch.rand(2), inside)

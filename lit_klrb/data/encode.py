@@ -69,6 +69,8 @@ def encode(
         >>> ids, mask = encode("2+2=", "4", tokenizer)
         >>> tokenizer.decode(ids), mask
         ('2+2=4', [False, False, False, False, True])
+        >>> encode("", "2+2", tokenizer).mask, encode("2+2", None, tokenizer).mask
+        ([True, True, True], [False, False, False])
     """
     text = prompt + (answer or "")
     spans = spans or ([(len(prompt), len(text))] if answer else [])
