@@ -46,7 +46,7 @@ def module(*words: object, processes: int = 1) -> list[str]:
 def log_of(title: str) -> Path:
     """Where a command's output goes."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    return RUNS / f"{title.replace(' ', '_')}.log"
+    return folder_of(title).with_suffix(".log")
 
 
 def tell(title: str, code: int, started: float) -> bool:
@@ -126,9 +126,14 @@ def fit_command(root: Path, stage: str, *words: object) -> list[str]:
     return module("lit_klrb", "fit", *where, *SMALL, *words)
 
 
+def folder_of(title: str) -> Path:
+    """Where the run or sweep of a title is."""
+    return RUNS / title.replace(" ", "_")
+
+
 def new_folder(title: str) -> Path:
     """The folder of a title, of which an earlier call has left nothing."""
-    root = RUNS / title.replace(" ", "_")
+    root = folder_of(title)
     shutil.rmtree(root, ignore_errors=True)
     return root
 
@@ -162,8 +167,7 @@ def sweep_command(plan: Path, *words: object) -> list[str]:
 
 def results(title: str) -> dict[str, bytes]:
     """The published results of a sweep."""
-    folder = RUNS / title.replace(" ", "_") / "results"
-    return {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    return {path.name: path.read_bytes() for path in folder_of(title).glob("results/*.json")}
 
 
 def same_results(title: str, other: str) -> bool:
@@ -181,4 +185,4 @@ def same_results(title: str, other: str) -> bool:
 
 def checkpoint_of(title: str) -> Path:
     """The checkpoint of a run."""
-    return RUNS / title.replace(" ", "_") / schema.CHECKPOINT
+    return folder_of(title) / schema.CHECKPOINT

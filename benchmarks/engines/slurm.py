@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.engines.commands import (
-    RUNS,
     fit,
     fit_command,
+    folder_of,
     log_of,
     new_folder,
     ran,
@@ -112,7 +112,7 @@ def requeued() -> bool:
         asked("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_until((root / schema.SUMMARY).exists, "the end of the run")
     tell(title, 0, started)
-    unequal = different(RUNS / whole.replace(" ", "_"), root)
+    unequal = different(folder_of(whole), root)
     print(f"  beside the undisturbed run: {', '.join(unequal) or 'bit-identical'}", flush=True)
     return done and not unequal
 
