@@ -58,8 +58,9 @@ class KLEstimatorCallback(L.Callback):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigurationError(f"kl.{name} must be positive and finite, got {value}")
         if final_beta is not None and target_kl is not None:
-            both = f"kl.target_kl={target_kl} and kl.final_beta={final_beta}"
-            raise ConfigurationError(f"{both} both move beta: give one of them")
+            raise ConfigurationError(
+                f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"
+            )
         # What the estimator remembers, and the estimator in force
         self.memory = EstimatorMemory(
             estimator, final_discount=final_discount, final_forward_share=final_forward_share
@@ -83,8 +84,10 @@ class KLEstimatorCallback(L.Callback):
             return
         installed = getattr(pl_module, "memory", None)
         if installed is not None and installed.estimator is not self.memory.estimator:
-            has = f"{type(pl_module).__name__} already has {installed.estimator}"
-            raise ConfigurationError(f"kl.estimator: {has}; plug in one only")
+            name = type(pl_module).__name__
+            raise ConfigurationError(
+                f"kl.estimator: {name} already has {installed.estimator}; plug in one only"
+            )
         pl_module.memory, pl_module.beta = self.memory, self.beta  # type: ignore[assignment]
         if stage == "fit" and self.memory.passing_bias is not None:
             pl_module.print(self.memory.passing_bias)

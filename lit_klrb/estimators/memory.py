@@ -223,9 +223,10 @@ class EstimatorMemory:
         if table is None:
             return
         if stats.value is None:
-            would = "the weights would be those of an estimator without token values"
             raise ConfigurationError(
-                f"must be computed with memory.token_values, got none: {would}", key="stats"
+                "must be computed with memory.token_values, got none: the weights would be those of an "
+                "estimator without token values",
+                key="stats",
             )
         tokens, given = tokens[mask], stats.value[mask]
         size = max(len(table), int(tokens.max()) + 1 if len(tokens) else 0)

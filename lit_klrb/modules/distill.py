@@ -97,9 +97,10 @@ class DistillModule(OnPolicyModule):
             check_served(self.kl_estimator)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "needs_reference", False):
-                needs = f"{type(callback).__name__} needs all logits of the teacher"
-                sends = f"of which {self.reference_path} sends the largest"
-                raise ConfigurationError(f"trainer.callbacks: {needs}, {sends}; leave it out")
+                raise ConfigurationError(
+                    f"trainer.callbacks: {type(callback).__name__} needs all logits of the teacher, of which "
+                    f"{self.reference_path} sends the largest; leave it out"
+                )
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Refuse prompts on which the teacher is the policy without its new adapter.
@@ -109,9 +110,11 @@ class DistillModule(OnPolicyModule):
         """
         super().on_validation_batch_start(batch, batch_idx, dataloader_idx)
         if self.reference_path is None and self.lora is not None and "teacher_tokens" not in batch:
-            problem = "None has a KL of 0 to the policy with a new adapter on the same prompts"
-            own = "give the teacher its own by data.teacher_system_prompt or the column teacher_prompt"
-            raise ConfigurationError(f"{problem}: {own}, or name another", key="reference_path")
+            raise ConfigurationError(
+                "None has a KL of 0 to the policy with a new adapter on the same prompts: give the teacher "
+                "its own by data.teacher_system_prompt or the column teacher_prompt, or name another",
+                key="reference_path",
+            )
 
     def load_pair(self) -> Pair:
         """Student and teacher, which may be an engine of its own.

@@ -146,10 +146,8 @@ class RewardModule(ClassifierModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
         """Each text with its label and the label's probability."""
-        texts, labels = (
-            self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True),
-            batch["labels"],
-        )
+        labels = batch["labels"]
+        texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
         probability = self.logits(batch).log_softmax(1).gather(1, labels[:, None])[:, 0].exp()
         rows = zip(texts, labels.tolist(), probability.tolist(), strict=True)
         return [{"text": text, "label": label, "probability": value} for text, label, value in rows]

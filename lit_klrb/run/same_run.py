@@ -70,8 +70,10 @@ def run_of(path: str) -> Settings:
 def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
     """Check that a run is resumed with the settings it was started with."""
     old, new = dict(leaves(saved["settings"])), dict(leaves(wanted["settings"]))
-    only = "--ckpt_path resumes the same run only; to start another from its policy use"
-    alternative = f"{only} --model.init_args.policy_path {path}"
+    alternative = (
+        "--ckpt_path resumes the same run only; to start another from its policy use "
+        f"--model.init_args.policy_path {path}"
+    )
     # A key that only one of them has belongs to another version, or to a class that differs.
     for key in (key for key in old if key in new):
         contents = saved["contents"].get(key), wanted["contents"].get(key)
