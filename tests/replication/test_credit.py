@@ -7,6 +7,7 @@ from analysis.checks import load_sweep
 from replication.credit import CONTROL, FIGURE, RESULTS, draw_map, log_ratio, relative_seconds
 
 
+@pytest.mark.usefixtures("pinned_matplotlib")
 def test_the_committed_figure_is_drawn_from_the_published_results():
     assert FIGURE.read_text("utf-8") == draw_map() + "\n"
 

@@ -37,6 +37,7 @@ def sums():
     return load_sweep(RESULTS / SUMS)
 
 
+@pytest.mark.usefixtures("pinned_matplotlib")
 def test_the_committed_figure_is_drawn_from_the_published_results(toy, tasks):
     assert FIGURE.read_text("utf-8") == draw_pays(toy, tasks) + "\n"
 
