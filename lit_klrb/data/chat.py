@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import jinja2
+from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.trial import ends_in_time
@@ -16,6 +18,8 @@ from lit_klrb.errors import ConfigurationError, refusing
 Message = Mapping[str, Any]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
+# What templates call.
+_FUNCTIONS = {*jinja2.defaults.DEFAULT_NAMESPACE, "raise_exception", "strftime_now"}
 # Whether a template makes a text in time, which is tried once for each.
 _TRIED: dict[str, bool] = {}
 
@@ -120,6 +124,25 @@ class Conversation:
         if not isinstance(text, str) or not text or not is_unicode(text):
             raise ConfigurationError(f"{place} makes no text of it", key=key)
         return text
+
+
+def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], key: str) -> None:
+    """Check that a tokenizer's chat templates read the settings that they are given."""
+    if not settings:
+        return
+    templates: Any = tokenizer.chat_template or ""
+    text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
+    try:  # the tags are of an extension of transformers
+        parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", text)
+        )
+    except (jinja2.TemplateError, RecursionError):
+        return  # the first row says so
+    read = find_undeclared_variables(parsed)
+    if unread := sorted(settings.keys() - read):
+        ours = {"messages", "add_generation_prompt", *tokenizer.special_tokens_map}
+        named = ", ".join(sorted(read - ours - _FUNCTIONS)) or "none"
+        raise ConfigurationError(f"the chat template does not read {unread[0]}; it reads: {named}", key=key)
 
 
 def _as_text(message: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import ASSISTANT, USER, Conversation, shown
+from lit_klrb.data.chat import ASSISTANT, USER, Conversation, check_settings, shown
 from lit_klrb.data.kinds import Content
 from lit_klrb.errors import ConfigurationError
 
@@ -167,6 +167,8 @@ class Reader:
         self.template, self._say, self._said = template or {}, say, set[str]()
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self.controls = [*added, *tokenizer.all_special_tokens]
+        self.refuse_controls("system_prompt", system_prompt or "")
+        check_settings(tokenizer, self.template, "chat_template_kwargs")
 
     def say(self, does: str) -> None:
         """Say what the chat template does, unless it was said before."""
@@ -174,14 +176,21 @@ class Reader:
             self._said.add(does)
             self._say(f"the chat template {does}")
 
+    def refuse_controls(self, key: str, *texts: str) -> None:
+        """Refuse a setting whose texts contain control tokens."""
+        if control := next(filter(None, map(self._control, texts)), None):
+            raise ConfigurationError(f"contains the control token {control}", key=key)
+
+    def _control(self, text: str) -> str | None:
+        return next((control for control in self.controls if control in text), None)
+
     def chat(self, content: Content, role: str) -> Conversation:
         """Content without control tokens as a conversation, with system message and template's settings."""
         if isinstance(content, str):
             content = Conversation(({"role": role, "content": content},), shown(content))
         for message in content.messages:
-            for control in self.controls:
-                if control in message["content"]:
-                    raise LeftOutError(f"a message contains the control token {control}")
+            if control := self._control(message["content"]):
+                raise LeftOutError(f"a message contains the control token {control}")
         chat = content if role == ASSISTANT else content.with_system(self.system)
         return replace(chat, settings={**chat.settings, **self.template})
 

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import USER, Conversation, is_messages, is_unicode, shown
+from lit_klrb.data.chat import USER, Conversation, check_settings, is_messages, is_unicode, shown
 from lit_klrb.data.encode import LeftOutError, Reader, beginning, encode, not_empty
 from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, Row
 from lit_klrb.errors import ConfigurationError
@@ -53,10 +54,13 @@ class PromptReader:
     ) -> None:
         self.key, self.lengths, self.examples = key, (min_tokens, max_tokens), teacher_examples
         self.student = Reader(key, tokenizer, (), system_prompt, template)
+        check_settings(tokenizer, teacher_template or {}, "teacher_chat_template_kwargs")
         # Its system message is put before the examples here
         self.teacher = Reader(
             key, tokenizer, (), None, template if teacher_template is None else teacher_template
         )
+        self.teacher.refuse_controls("teacher_system_prompt", teacher_system_prompt or "")
+        self.teacher.refuse_controls("teacher_examples", *chain(*teacher_examples))
         self.instead = teacher_system_prompt is not None
         self.teacher_system = teacher_system_prompt if self.instead else system_prompt
         given = [row.columns.get(TEACHER_PROMPT) for row in rows]

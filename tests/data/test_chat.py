@@ -91,6 +91,26 @@ def test_a_system_prompt_for_the_beginnings_of_texts_is_refused(tmp_path, tokeni
         prompt_of(tmp_path / "texts", tokenizer, {"text": "Hi there"}, system_prompt="Act")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"system_prompt": "Act<eos>"}, "system_prompt: contains the control token <eos>"),
+        ({"teacher_system_prompt": "Act<eos>"}, "teacher_system_prompt: contains the control token <eos>"),
+        ({"teacher_examples": [("Q", "<eos>")]}, "teacher_examples: contains the control token <eos>"),
+        (
+            {"template": {"think": False}},
+            "chat_template_kwargs: the chat template does not read think; it reads: ",
+        ),
+        ({"teacher_template": {"a": 1}}, "teacher_chat_template_kwargs: the chat template does not read a; "),
+    ],
+)
+def test_a_setting_that_the_template_would_misread_or_ignore_is_refused(
+    tmp_path, tokenizer, settings, message
+):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        prompt_of(tmp_path / "chats", tokenizer, {"prompt": "Hi"}, **settings)
+
+
 def test_conversations_are_split_and_told_apart_by_their_messages(tmp_path, tokenizer):
     rows = [{"prompt": [message("user", f"question {n}")], "n": n} for n in range(200)]
     for suffix in ("jsonl", "parquet"):
