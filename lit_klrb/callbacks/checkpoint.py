@@ -1,6 +1,7 @@
 """Checkpoints of a run, which are written at the start of a step, when all earlier metrics are on disk."""
 
 import time
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -66,19 +67,22 @@ class RunCheckpoint(ModelCheckpoint):
         """Do nothing; `on_train_batch_start` of the next step saves."""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse to monitor what no evaluation logs.
+        """Refuse to monitor what no evaluation logs: before the first step, for all callbacks.
 
         Raises:
             ConfigurationError: With the metrics that there are.
         """
-        # The sanity check logs nothing
-        known = trainer.sanity_checking or self.monitor is None or self.monitor in trainer.callback_metrics
-        if not known:
-            raise ConfigurationError(
-                f"{self.monitor!r} is not a metric of this run; allowed: "
-                f"{', '.join(sorted(trainer.callback_metrics))}",
-                key="checkpoint.monitor",
-            )
+        is_first, first = trainer.sanity_checking, getattr(pl_module, "first_metrics", set[str]())
+        known: Collection[str] = first if is_first else trainer.callback_metrics
+        # Of modules of others nothing is known before the first step
+        others = trainer.callbacks if first else []  # type: ignore[attr-defined]
+        for callback in others if is_first else [self]:
+            name = getattr(callback, "monitor", None)
+            if name is None or name in known or (is_first and str(name).startswith("train/")):
+                continue
+            key = "checkpoint" if callback is self else f"trainer.callbacks: {type(callback).__name__}"
+            problem = f"{name!r} is not a metric of this run; allowed: {', '.join(sorted(known))}"
+            raise ConfigurationError(f"{problem}{' and those of train/' * is_first}", key=f"{key}.monitor")
         super().on_validation_end(trainer, pl_module)
 
     def on_save_checkpoint(

@@ -135,6 +135,8 @@ class CheckCLI(LitCLI):
             for section, key in parts
             if section != "trainer" and key in self.arguments(section)
         }
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        answer["monitors"] = [m for c in callbacks if (m := getattr(c, "monitor", None))]
         trainer = self.config["fit"].trainer
         answer["evaluation"]["trainer.precision"] = trainer.precision
         answer["evaluation"][schema.LIMIT_VAL_BATCHES] = trainer.limit_val_batches
@@ -194,7 +196,7 @@ def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
         "prompts": {key: value}, "rows": numbers and the first row or None, "steps": number,
         "estimator": {"name", "optimises", "biased"} or None,
-        "evaluation": {key: value}}; a study has no models, prompts and steps.
+        "evaluation": {key: value}, "monitors": [metric]}; a study has no models, prompts and steps.
     """
     try:
         if argv[:1] == ["study"]:
@@ -240,6 +242,11 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         when = estimator["biased"]
         biased = {False: "unbiased", True: "biased"}.get(when, f"biased {when}")
         lines.append(f"estimator: {estimator['name']}, {biased}; optimises {estimator['optimises']}")
+    if answer["monitors"]:
+        names = ", ".join(answer["monitors"])
+        lines.append(
+            f"not checked: {names}; fit knows what is logged after the evaluation before the first step"
+        )
     return [*lines, "everything that fit checks before the first step is in order; --json for programs"]
 
 

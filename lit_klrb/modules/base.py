@@ -101,6 +101,8 @@ class TrainedModule(L.LightningModule, ABC):
         # Its content, until it is compared with the optimizer
         self._restored: dict[str, Any] | None = None
         self._checkpoint_step = 0
+        # Names of what the evaluation before the first step has found
+        self.first_metrics: set[str] = set()
         self.save_hyperparameters()
         check_positive(learning_rate=self.learning_rate)
         for name in ("weight_decay", "adam_epsilon", "warmup_steps"):
@@ -285,6 +287,7 @@ class TrainedModule(L.LightningModule, ABC):
         """
         if not self.trainer.sanity_checking:
             return self.log_metrics(stage, metrics, batch_size=1)
+        self.first_metrics |= {f"{stage}/{name}" for name in metrics}
         for logger in self.trainer.loggers:
             logger.log_metrics({f"{stage}/{name}": value for name, value in metrics.items()}, step=0)
         return None
