@@ -132,25 +132,32 @@ class ServedTeacher:
         return result.to(rollout.tokens.device)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Compare the texts of tokens from the whole vocabulary with those that the server decodes."""
+        """Compare the texts of tokens from the whole vocabulary with those that the server decodes.
+
+        Raises:
+            ConfigurationError: If they differ, or its log-probabilities from those of the call before.
+        """
         size = min(len(tokenizer), self.vocabulary)
         special = set(tokenizer.all_special_ids)
         tokens = [token for token in range(0, size, -(-size // _COMPARED)) if token not in special]
+        probe: list[float] = []
         # The first position of a prompt has no log-probabilities
         _, *positions = self._positions([[tokens[0], *tokens]])[0]
         for token, position in zip(tokens, positions, strict=True):
             with self._reading():
                 theirs, ours = position[str(token)]["decoded_token"], str(tokenizer.decode([token]))
-                self.probe.append(float(position[str(token)]["logprob"]))
+                probe.append(float(position[str(token)]["logprob"]))
             # A part of a character has no text of its own
             if "\ufffd" not in f"{theirs}{ours}" and str(theirs).strip() != ours.strip():
                 raise self._error(
                     f"has another tokenizer than the policy: id {token} is {theirs!r} there and {ours!r} in "
                     "the policy; a KL between them needs the same vocabulary"
                 )
+        self.probe = self.probe or probe
+        self.check_same(probe)
 
     def check_same(self, probe: object) -> None:
-        """Compare it with the teacher of the run that is resumed, by what that said of the same tokens.
+        """Compare it with the teacher of an earlier time, by what that said of the same tokens.
 
         Raises:
             ConfigurationError: If it is another.

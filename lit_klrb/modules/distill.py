@@ -134,6 +134,12 @@ class DistillModule(OnPolicyModule):
         teacher.check_tokenizer(self.tokenizer)
         return self.pair_with(None, teacher)
 
+    def on_validation_start(self) -> None:
+        """Refuse to go on with a served teacher that was replaced."""
+        super().on_validation_start()
+        if self.pair.teacher is not None:
+            self.pair.teacher.check_tokenizer(self.tokenizer)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a served teacher is recognised by."""
         super().on_save_checkpoint(checkpoint)

@@ -307,6 +307,22 @@ def test_a_teacher_that_stops_loses_nothing(chain, tmp_path, capsys, arguments, 
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
+def test_a_teacher_that_is_replaced_ends_the_run(chain, tmp_path, capsys, arguments, teacher):
+    other = copy.deepcopy(teacher[0])
+    other.get_output_embeddings().weight.data.normal_(std=10, generator=torch.Generator().manual_seed(0))
+
+    def replace(answer):
+        if len(server.questions) == 4:
+            server.model, server.known = other, {}
+        return answer
+
+    with TeacherServer(*teacher) as server:
+        server.spoil = replace
+        options = arguments(server.address, "--kl.estimator.k", "8")
+        assert chain.run("fit", "distill", *options, run=tmp_path) == 2
+    assert f"{server.address} is not the teacher of this run: its log-prob" in capsys.readouterr().err
+
+
 def test_another_tokenizer_is_one_line(chain, tmp_path, capsys, arguments, teacher):
     model, decode = teacher
     with TeacherServer(model, lambda token: decode(token).upper()) as server:
