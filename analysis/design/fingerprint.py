@@ -13,7 +13,9 @@ import functools
 import hashlib
 import platform
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,9 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from analysis.results.store import digest
-from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import read_object
 
 # Packages that are followed beside those of the modules themselves.
 OWN = ("lit_klrb", "analysis")
@@ -97,17 +97,17 @@ def _file(root: Path | None, inner: list[str]) -> Path | None:
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes, a run's trained weights, or the names and contents of a folder's files."""
+    """Hash of a file's bytes, of a checkpoint's tensors, or of the names and contents of a folder's files."""
     if path.is_dir():
         files = (file for file in path.rglob("*") if file.is_file())
         return digest({file.relative_to(path).as_posix(): content_hash(file) for file in files})
-    # The last checkpoint of a run counts by its weights, unless it was trained further, or replaced
-    run, status = path.absolute().parents[1], path.stat()
-    summary = run / schema.SUMMARY
-    ended = path.absolute() == run / schema.CHECKPOINT and summary.is_file()
-    newer = ended and summary.stat().st_mtime_ns >= status.st_mtime_ns
-    weights = str(read_object(summary).get(schema.WEIGHTS, "")) if newer else ""
-    return weights or _hash_of_bytes(path, status.st_mtime_ns, status.st_size)
+    # The rest of a checkpoint has paths and times, so that a run repeated elsewhere writes other bytes
+    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        sums = {about.filename: (about.file_size, about.CRC) for about in archive.infolist()}
+        if tensors := {name: sums[name] for name in sums if re.search(r"/data/\d+$", name)}:
+            return digest(tensors)
+    status = path.stat()
+    return _hash_of_bytes(path, status.st_mtime_ns, status.st_size)
 
 
 @functools.cache  # hundreds of cells have the same models and data

@@ -1,46 +1,34 @@
-"""Models and data count by their content; the checkpoint of a run by its trained weights."""
+"""Models and data count by their content; a checkpoint by its tensors."""
 
-import json
 import os
-
-import pytest
+import zipfile
 
 from analysis.design.fingerprint import content_hash
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    """Write a run with a checkpoint and, after it, its summary."""
-
-    def write(name, content=b"weights and paths", **summary):
-        path = tmp_path / name / "checkpoints" / "last.ckpt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-        return path
-
-    return write
+def write(path, weights=b"weights", rest="paths"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", rest)
+        archive.writestr("archive/data/0", weights)
+    return path
 
 
-def test_a_run_repeated_elsewhere_has_the_same_checkpoint(checkpoint):
-    one = checkpoint("one", weights_sha256="ab" * 32)
-    assert content_hash(checkpoint("two", b"other paths", weights_sha256="ab" * 32)) == content_hash(one)
-    assert content_hash(checkpoint("three", weights_sha256="cd" * 32)) != content_hash(one)
+def test_a_checkpoint_counts_by_its_tensors(tmp_path):
+    """A copy, or the run repeated elsewhere, is the same; another one is not, whatever the files' times."""
+    one = write(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    before, times = content_hash(one), one.stat()
+    assert content_hash(write(tmp_path / "copy.ckpt", rest="other paths")) == before
+    write(one, b"others!")
+    os.utime(one, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert content_hash(one) != before
 
 
-def test_a_checkpoint_that_is_newer_than_its_summary_counts_by_its_bytes(checkpoint, tmp_path):
-    path = checkpoint("run", weights_sha256="ab" * 32)
-    before = content_hash(path)
-    late = (tmp_path / "run" / "summary.json").stat().st_mtime_ns + 10**9
-    os.utime(path, ns=(late, late))
-    after = content_hash(path)
-    (tmp_path / "alone").write_bytes(path.read_bytes())
-    assert before != after == content_hash(tmp_path / "alone")
-
-
-def test_without_the_hash_of_its_weights_a_checkpoint_counts_by_its_bytes(checkpoint):
-    one, same, other = checkpoint("one"), checkpoint("two"), checkpoint("three", b"others")
-    assert content_hash(one) == content_hash(same) != content_hash(other)
+def test_another_file_counts_by_its_bytes(tmp_path):
+    for name, content in (("one", "rows"), ("copy", "rows"), ("other", "more rows")):
+        (tmp_path / name).write_text(content)
+    one, copy, other = (content_hash(tmp_path / name) for name in ("one", "copy", "other"))
+    assert one == copy != other
 
 
 def test_a_folder_counts_by_the_names_and_contents_of_its_files(tmp_path):
