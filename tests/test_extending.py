@@ -81,7 +81,7 @@ def test_a_module_of_ones_own_has_what_rloo_has(chain, tmp_path):
             RaoBlackwellControlVariate(),
             policy_path=str(tmp_path / "dpo.ckpt"),
             kind=kind,
-            prefix_rewards=4,
+            prefix_reward_every=4,
         )
         explained = []
         for number in range(2):

@@ -33,8 +33,8 @@ ADVICE = (
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
         "small models of reviews ended at 4.71 in reward - beta KL with it and at 3.58 with MonteCarlo; on "
-        "SmolLM2 no difference was found, but a clear gain with model.prefix_rewards: 1, where beginnings of "
-        "completions can be scored, in 1 of 6 sweeps (docs/choosing.md)",
+        "SmolLM2 no difference was found, but a clear gain with model.prefix_reward_every: 1, where "
+        "beginnings of completions can be scored, in 1 of 6 sweeps (docs/choosing.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",

@@ -44,9 +44,9 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
 
     Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount` and
     `final_forward_share`, towards which the estimator's discount and its share of the forward KL change over
-    the training. With `prefix_rewards`, the rewards are also called with the first token of completions and
-    with every such number of their tokens, as baselines of the tokens that follow. Without an estimator it is
-    that of `fit`: `RaoBlackwellControlVariate()`, and for distillation
+    the training. With `prefix_reward_every`, the rewards are also called with the first token of completions
+    and with every such number of their tokens, as baselines of the tokens that follow. Without an estimator
+    it is that of `fit`: `RaoBlackwellControlVariate()`, and for distillation
     `RaoBlackwell(baseline=None, discount=0.0)` with a final discount of 1.
 
     The loss is a sum over tokens and a mean over completions, whatever `loss_type` is. The estimator's
@@ -75,13 +75,13 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
             kl_estimator: KLEstimator | None = None,
             final_discount: float | None = None,
             final_forward_share: float | None = None,
-            prefix_rewards: int | None = None,
+            prefix_reward_every: int | None = None,
             **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
             self.kl_memory = memory_of(self, kl_estimator, final_discount, final_forward_share)
-            check_prefix_rewards(self, self.kl_memory.estimator, prefix_rewards)
-            self.kl_prefix_stride = prefix_rewards
+            check_prefix_rewards(self, self.kl_memory.estimator, prefix_reward_every)
+            self.kl_prefix_stride = prefix_reward_every
             self.add_callback(MemoryKeeper(self.kl_memory))
             self.kl_rewards: Tensor | None = None
             self.kl_prefix_rewards: Tensor | None = None

@@ -18,7 +18,7 @@ def check_prefix_rewards(trainer: Any, estimator: KLEstimator, every: int | None
     """Check that a trainer of TRL can call its rewards with the first tokens of completions."""
     if every is None:
         return
-    check_at_least(1, prefix_rewards=every)
+    check_at_least(1, prefix_reward_every=every)
     if hasattr(trainer, "teacher_model"):
         reason = "has no effect in distillation, which has no reward"
     elif not estimator.reads_prefix_rewards:
@@ -27,7 +27,7 @@ def check_prefix_rewards(trainer: Any, estimator: KLEstimator, every: int | None
         reason = "is not supported with tools or environments, whose rewards are of whole completions"
     else:
         return
-    raise ConfigurationError(f"{every} {reason}", key="prefix_rewards")
+    raise ConfigurationError(f"{every} {reason}", key="prefix_reward_every")
 
 
 def prefix_rewards_of(

@@ -48,10 +48,10 @@ class OnPolicyModule(RegularisedModule, ABC):
             is trained: `off_policy` of the estimator corrects that from the first step on, and
             `train/sampler_kl` estimates KL(vLLM‖policy) in nats per sequence.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
-        prefix_rewards: Compute the reward of the completion so far after its first token and after every such
-            number of tokens: a baseline of the tokens that follow, without bias, by an estimator with the
-            direction prefix_rewards. The reward is then called with unfinished completions, max_new_tokens /
-            prefix_rewards times as often; null for never.
+        prefix_reward_every: Compute the reward of the completion so far after its first token and after
+            every such number of tokens: a baseline of the tokens that follow, without bias, by an estimator
+            with the direction prefix_rewards. The reward is then called with unfinished completions,
+            max_new_tokens / prefix_reward_every times as often; null for never.
 
     Reference: Prefix rewards are the potential of Ng, Harada, Russell (1999), "Policy invariance under reward
     transformations".
@@ -68,7 +68,7 @@ class OnPolicyModule(RegularisedModule, ABC):
     missing_eos_penalty: float = 0.0
     rollout_backend: Literal["transformers", "vllm"] = "transformers"
     vllm_options: dict[str, Any] | None = None
-    prefix_rewards: int | None = None
+    prefix_reward_every: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,11 +81,11 @@ class OnPolicyModule(RegularisedModule, ABC):
             problem = f"must be finite and 0 or larger, and 0 unless stop_at_eos, got {given}"
             raise ConfigurationError(problem, key="missing_eos_penalty")
         check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
-        if self.prefix_rewards is not None:
-            check_at_least(1, prefix_rewards=self.prefix_rewards)
+        if self.prefix_reward_every is not None:
+            check_at_least(1, prefix_reward_every=self.prefix_reward_every)
             if not self.trains_on_reward:
-                problem = f"{self.prefix_rewards} has no effect in distillation, which has no reward"
-                raise ConfigurationError(problem, key="prefix_rewards")
+                problem = f"{self.prefix_reward_every} has no effect in distillation, which has no reward"
+                raise ConfigurationError(problem, key="prefix_reward_every")
         if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
             steps = f"inner_epochs={self.inner_epochs} × mini_batches={self.mini_batches}"
             problem = (
@@ -119,10 +119,10 @@ class OnPolicyModule(RegularisedModule, ABC):
         prompts = getattr(self.trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
         if prompts is not None:
             self._check_parts(prompts)
-        if self.prefix_rewards is not None and not self.kl_estimator.reads_prefix_rewards:
-            problem = f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}"
+        if self.prefix_reward_every is not None and not self.kl_estimator.reads_prefix_rewards:
+            problem = f"{self.prefix_reward_every} has no effect with {self.kl_estimator.label}"
             remedy = "RaoBlackwellControlVariate uses them"
-            raise ConfigurationError(f"{problem}; {remedy}", key="model.init_args.prefix_rewards")
+            raise ConfigurationError(f"{problem}; {remedy}", key="model.init_args.prefix_reward_every")
 
     def configure_model(self) -> None:
         """Build the models; the estimator's memory begins with what the warm start hands over."""
@@ -227,13 +227,15 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def reward_to_come(self, rollout: Rollout, batch: dict[str, Tensor], rewards: Tensor) -> Tensor | None:
         """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
-        if self.prefix_rewards is None:
+        if self.prefix_reward_every is None:
             return None
         try:
             reward_of = partial(self.pair.rewards, self.reward, batch=batch)
-            return reward_to_come(rollout, rewards, self.prefix_rewards, reward_of)
+            return reward_to_come(rollout, rewards, self.prefix_reward_every, reward_of)
         except Exception as error:
-            error.add_note("model.init_args.prefix_rewards asked for the reward of an unfinished completion")
+            error.add_note(
+                "model.init_args.prefix_reward_every asked for the reward of an unfinished completion"
+            )
             raise
 
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:

@@ -23,7 +23,8 @@ from lit_klrb.errors import ConfigurationError
 
 NUMBERS = "results.json"
 _ALPHA = 0.05
-_PREFIX = "model.init_args.prefix_rewards"
+# The option of prefix rewards; the first is its name in 0.1, under which sweeps are published.
+_PREFIX = {"model.init_args.prefix_rewards", "model.init_args.prefix_reward_every"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,9 @@ class Trained:
         """The first arm of the plan with an estimator and without prefix rewards; None if there is none."""
         arms = self.sweep.plan.grid.arms.items()
         found = (
-            label for label, made in arms if made.get("kl.estimator") == estimator and _PREFIX not in made
+            label
+            for label, made in arms
+            if made.get("kl.estimator") == estimator and not _PREFIX & made.keys()
         )
         return next(found, None)
 

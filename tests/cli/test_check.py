@@ -124,7 +124,7 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
         *("learning_rate", "weight_decay", "adam_epsilon"),
         *("schedule", "warmup_steps", "gradient_checkpointing", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
-        "prefix_rewards",
+        "prefix_reward_every",
         *("batch_size", "train_size"),
     }
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]

@@ -109,7 +109,7 @@ def trainer_in(folder, steps, estimator, **settings):
     policy, _ = models()
     policy.save_pretrained(folder / "policy")
     given = {"reward_funcs": lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]}
-    ours = ("final_discount", "final_forward_share", "prefix_rewards", "reward_funcs")
+    ours = ("final_discount", "final_forward_share", "prefix_reward_every", "reward_funcs")
     given |= {name: settings.pop(name) for name in ours if name in settings}
     arguments = {
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,

@@ -105,7 +105,7 @@ def test_a_trainer_calls_its_rewards_with_the_first_tokens(tmp_path):
     changes = {}
     for stride in (None, 1):
         seen.clear()
-        settings = {"save_strategy": "no", "reward_funcs": reward, "prefix_rewards": stride}
+        settings = {"save_strategy": "no", "reward_funcs": reward, "prefix_reward_every": stride}
         trainer = trainer_in(tmp_path, 2, PREFIXES, **settings, logging_steps=1)
         before = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
         trainer.train()
@@ -123,11 +123,11 @@ def test_a_trainer_calls_its_rewards_with_the_first_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("estimator", "changes", "stride", "message"),
     [
-        (PREFIXES, {}, 0, "prefix_rewards: must be at least 1, got 0"),
-        (RaoBlackwell(), {}, 2, "prefix_rewards: 2 has no effect with RaoBlackwell; RaoBlackwellCon"),
-        (PREFIXES, {"teacher_model": None}, 1, "prefix_rewards: 1 has no effect in distillation"),
-        (PREFIXES, {"tools": [print]}, 1, "prefix_rewards: 1 is not supported with tools or environments"),
-        (PREFIXES, {"environments": [1]}, 1, "prefix_rewards: 1 is not supported with tools or environments"),
+        (PREFIXES, {}, 0, "prefix_reward_every: must be at least 1, got 0"),
+        (RaoBlackwell(), {}, 2, "prefix_reward_every: 2 has no effect with RaoBlackwell; RaoBlackwellCon"),
+        (PREFIXES, {"teacher_model": None}, 1, "prefix_reward_every: 1 has no effect in distillation"),
+        (PREFIXES, {"tools": [print]}, 1, "prefix_reward_every: 1 is not supported with tools or env"),
+        (PREFIXES, {"environments": [1]}, 1, "prefix_reward_every: 1 is not supported with tools or env"),
     ],
 )
 def test_trainers_whose_rewards_are_of_whole_completions_are_refused(estimator, changes, stride, message):

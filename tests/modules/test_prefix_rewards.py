@@ -30,7 +30,7 @@ def by_definition(module, rollout, rewards, every):
 @pytest.mark.parametrize("every", [1, 3, 20])
 def test_equals_its_definition(chain, tmp_path, every):
     module, batch = attached(
-        chain, tmp_path, RaoBlackwellControlVariate(), prefix_rewards=every, missing_eos_penalty=0.5
+        chain, tmp_path, RaoBlackwellControlVariate(), prefix_reward_every=every, missing_eos_penalty=0.5
     )
     rollout = module.sample(batch, 0)
     shorter = rollout.cut(5)
@@ -47,7 +47,7 @@ def test_equals_its_definition(chain, tmp_path, every):
 def test_a_step_is_weighted_with_them(chain, tmp_path):
     scores, estimator = {}, RaoBlackwellControlVariate(directions=("prefix_rewards",))
     for every in (None, 1):
-        module, batch = attached(chain, tmp_path, estimator, prefix_rewards=every)
+        module, batch = attached(chain, tmp_path, estimator, prefix_reward_every=every)
         module.training_step(batch, 0)
         experience = module.experience
         scores[every] = experience.weights.score
@@ -62,7 +62,7 @@ def test_a_step_is_weighted_with_them(chain, tmp_path):
 
 
 def test_the_reward_is_never_asked_about_an_empty_completion(chain, tmp_path):
-    module, batch = attached(chain, tmp_path, RaoBlackwellControlVariate(), prefix_rewards=2)
+    module, batch = attached(chain, tmp_path, RaoBlackwellControlVariate(), prefix_reward_every=2)
     seen, plain = [], module.reward
 
     def reward(texts, columns):
@@ -77,10 +77,10 @@ def test_the_reward_is_never_asked_about_an_empty_completion(chain, tmp_path):
 
 def test_an_estimator_that_ignores_them_is_refused(chain, tmp_path):
     for estimator in (RaoBlackwell(), RaoBlackwellControlVariate(directions=("kl",))):
-        module, _ = attached(chain, tmp_path, estimator, prefix_rewards=1)
-        with pytest.raises(ConfigurationError, match=r"model\.init_args\.prefix_rewards: 1 has no effect"):
+        module, _ = attached(chain, tmp_path, estimator, prefix_reward_every=1)
+        with pytest.raises(ConfigurationError, match=r"^model\.init_args\.prefix_reward_every: 1 has"):
             module.setup("fit")
-    module, _ = attached(chain, tmp_path, RaoBlackwellControlVariate(), prefix_rewards=1)
+    module, _ = attached(chain, tmp_path, RaoBlackwellControlVariate(), prefix_reward_every=1)
     module.setup("fit")
 
 
@@ -95,10 +95,12 @@ def test_a_reward_that_cannot_score_an_unfinished_completion_is_one_line(
     )
     monkeypatch.syspath_prepend(tmp_path)
     options = ["--model.reward_path", "whole_only:score", "--kl.estimator", "RaoBlackwellControlVariate"]
-    wrong = [*options, "--model.prefix_rewards", "1"]
+    wrong = [*options, "--model.prefix_reward_every", "1"]
     assert chain.run("fit", "rloo", *wrong, run=tmp_path / "run") == 2
     *_, line = capsys.readouterr().err.strip().splitlines()
     said = (
         f"error: model.init_args.reward_path: ValueError: no verdict ({tmp_path / 'whole_only.py'}, line 3); "
     )
-    assert line == f"{said}model.init_args.prefix_rewards asked for the reward of an unfinished completion"
+    assert (
+        line == f"{said}model.init_args.prefix_reward_every asked for the reward of an unfinished completion"
+    )
