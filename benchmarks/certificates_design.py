@@ -7,10 +7,10 @@ import numpy as np
 from analysis.stats import Pairs
 from analysis.stats.contrast import rejections
 from analysis.stats.intervals import Estimate, stratified_mean
-from analysis.stats.inversion import mean_swap_test
 from analysis.stats.matched_kl import matched_kl
 from analysis.stats.power import swap_p_values
 from analysis.stats.primary import resampled
+from analysis.stats.swaps import mean_swap_test
 
 from .certificates_primary import LEVEL, rate
 from .table import markdown

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.checks.traces import by_arm, grouped, listed
+from analysis.results.keys import BETA, flat, plain_key
 from analysis.results.locked import LockedPlan
-from analysis.results.plan import BETA, Plan, flat, plain_key
+from analysis.results.plan import Plan
 from analysis.results.records import Run
 from analysis.results.sweep import Problem
 from lit_klrb import schema
@@ -55,7 +56,7 @@ def ignored_overrides(
     for run in runs:
         where = run.cell.where
         beta = {} if where is None else {BETA: where.beta}
-        inputs = set(map(plain_key, {} if where is None else plan.inputs(where.replicate)))
+        inputs = {} if where is None else plan.inputs(where.replicate)
         rate = {plan.tuning.key: rates.get(run.point.arm)} if plan.tuning and run.cell.point else {}
         for key, value in _leaves({**beta, **run.cell.overrides, **rate}, shared).items():
             found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
@@ -80,7 +81,7 @@ def _unplanned(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 def _evaluated_otherwise(grid: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
     """Settings of the evaluation in which the runs of a pair differ, even if they are planned to."""
     plan, told = locked.plan, {plain_key(key) for arm in locked.arms.values() for key in arm.evaluation}
-    changed = {plain_key(key) for own in plan.grid.arms.values() for key in own}
+    changed = {key for own in plan.grid.arms.values() for key in own}
     pairs = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate))
     for key in schema.EVALUATED_WITH:
         for runs in pairs.values() if key not in told and _changes(plan, key) else ():
@@ -120,7 +121,7 @@ def _changes(plan: Plan, key: str) -> bool:
     blocks = [key for block in grid.blocks.values() for key in (*block.overrides, *block.inputs)]
     arms = [key for own in grid.arms.values() for key in own]
     changed = [BETA, *arms, *blocks, *([plan.tuning.key] if plan.tuning else [])]
-    places = {plain_key(each).removesuffix(".class_path") for each in changed}
+    places = {each.removesuffix(".class_path") for each in changed}
     return any(key == place or key.startswith(f"{place}.") for place in places)
 
 

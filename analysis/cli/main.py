@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lit_klrb import schema
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line, printable
 from lit_klrb.stops import Stopped, Stops
 from lit_klrb.terminal import print_table, say_loading
@@ -27,10 +28,10 @@ def report_command(arguments: argparse.Namespace) -> int:
     # Imported here as the libraries for figures are slow to import
     from analysis.report.assessment import load_assessment, sentence_of
     from analysis.report.build import write
-    from analysis.report.run import build_run, is_run
+    from analysis.report.run import build_run
     from analysis.report.sections import added_sections
 
-    if is_run(arguments.runs):
+    if (arguments.runs / schema.RUN).is_file():
         print(build_run(arguments.runs, arguments.output))
         return 0
     assessment = load_assessment(arguments.runs)
@@ -55,10 +56,10 @@ def import_command(arguments: argparse.Namespace) -> int:
     from analysis.results import layout
     from analysis.results.locked import LockedPlan
 
-    output = import_runs(arguments.source, arguments.config, arguments.output)
-    for line in unstated(LockedPlan.read(output / layout.PLAN)):
+    import_runs(arguments.source, arguments.config, arguments.output)
+    for line in unstated(LockedPlan.read(arguments.output / layout.PLAN)):
         print(line, file=sys.stderr)
-    print(output)
+    print(arguments.output)
     return 0
 
 

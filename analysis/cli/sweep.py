@@ -5,17 +5,18 @@ import math
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from analysis.design import expand, read_plan, smallest_p, with_source
+from analysis.design import expand, read_plan, with_source
 from analysis.design.rates import at_the_edge
 from analysis.results import Cell, Plan, layout
 from analysis.results.locked import LockedPlan
+from analysis.results.records import Arm
 from analysis.results.store import read_result
-from analysis.sweep import Clock, Coordinator, Ended, Locked, Progress, State, Store, duration, lock, survey
+from analysis.sweep import Clock, Coordinator, Ended, Progress, State, Store, duration, lock, survey
 from analysis.sweep.launchers import Options, launcher as launcher_of
 from analysis.sweep.launchers.local import places
 from lit_klrb.errors import ConfigurationError, printable
@@ -33,7 +34,9 @@ _DECIDES = {
 }
 
 
-def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int, Locked]:
+def open_plan(
+    arguments: argparse.Namespace, *, record: bool
+) -> tuple[Plan, list[Cell], Store, list[str], Mapping[str, Arm]]:
     """Read the plan, lock it in its directory, and print what changed since it was locked."""
     plan = read_plan(arguments.config)
     if arguments.source is not None:
@@ -41,10 +44,10 @@ def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, lis
     say_loading(f"checking the {len(plan.grid.arms)} arms of {plan.name}")
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())
-    locked = lock(plan, expansion, store.directory, record=record)
-    for change in locked.changes:
+    changes, arms = lock(plan, expansion, store.directory, record=record)
+    for change in changes:
         print(f"{plan.name}: changed since the plan was locked: {change}")
-    return plan, expansion.cells, store, arguments.workers or places(plan.threads), locked
+    return plan, expansion.cells, store, changes, arms
 
 
 def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str | None:
@@ -60,17 +63,17 @@ def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str 
 
 def plan_command(arguments: argparse.Namespace) -> int:
     """Print what would run, how long it takes and what it could show; writes the locked plan."""
-    plan, cells, store, workers, locked = open_plan(arguments, record=False)
+    plan, cells, store, changes, locked = open_plan(arguments, record=False)
     states = survey(cells, store)
     if arguments.cells:
         rows = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
         print_table(("id", "state", "seed", "cell"), rows)
     arms = []
-    for label, arm in locked.arms.items():
+    for label, arm in locked.items():
         name = arm.estimator or arm.module or "unknown"
         arms.append((label, name + ", biased" * arm.biased, arm.optimises or ""))
     print_table(("arm", "estimator", "its gradient optimises"), arms)
-    for label, arm in locked.arms.items():
+    for label, arm in locked.items():
         for key, (own, control) in arm.evaluation.items():
             values = f"{key} = {own}, the control with {control}"
             print(f"{label} is evaluated with {values}: not the same outcome")
@@ -79,10 +82,10 @@ def plan_command(arguments: argparse.Namespace) -> int:
         print(f"  {line}")
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
     print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
-    if unused := _unused(cells, store, locked.changes):
+    if unused := _unused(cells, store, changes):
         print(unused)
     if todo:
-        _print_time(todo, Clock(cells, store), workers)
+        _print_time(todo, Clock(cells, store), arguments.workers or places(plan.threads))
     if plan.comparisons:
         # Imported here as the statistics are slow to import
         from analysis.report.power import power
@@ -108,7 +111,8 @@ def _attainable(plan: Plan) -> list[str]:
     grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
         return [f"nothing is compared: {primary.control} is the only arm"]
-    least = 0.0 if grid.over_blocks else smallest_p(plan.pairs)  # a t test can attain any p
+    # Of 2**pairs swaps the two with all signs alike are the most extreme; a t test can attain any p
+    least = 0.0 if grid.over_blocks else min(1.0, 2.0 ** (1 - plan.pairs))
     test = "t test over blocks" if grid.over_blocks else f"smallest two-sided p of a swap test {least:.2g}"
     verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
     lines = [

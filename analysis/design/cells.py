@@ -9,7 +9,8 @@ import numpy as np
 
 from analysis.design.fingerprint import environment, read_config, semantic, with_contents
 from analysis.results import Cell, Plan, Point, Trial, layout
-from analysis.results.plan import BETA, SEED, TUNING
+from analysis.results.keys import BETA, SEED
+from analysis.results.plan import TUNING
 from analysis.results.store import digest
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError

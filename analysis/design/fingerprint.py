@@ -145,7 +145,7 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     try:
         loaded = OmegaConf.load(path)
         for key, value in overrides.items():
-            OmegaConf.update(loaded, key, value)
+            OmegaConf.update(loaded, spelled_key(OmegaConf.to_container(loaded), key), value)
         content = OmegaConf.to_container(loaded, resolve=True)
         if not isinstance(content, dict):
             raise ValueError("a mapping is expected")
@@ -153,6 +153,25 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     return content  # type: ignore[return-value]  # `digest` refuses keys that are not strings
+
+
+def spelled_key(config: Any, key: str) -> str:
+    """A key of a plan with `init_args` behind each class of a configuration that it leads through.
+
+    Example:
+        >>> model = {"class_path": "RLOOModule", "init_args": {"learning_rate": 0.1}}
+        >>> spelled_key({"model": model, "kl": {"estimator": "MC"}}, "model.learning_rate")
+        'model.init_args.learning_rate'
+    """
+    node, found = config, list[str]()
+    for part in key.split("."):
+        is_class = isinstance(node, Mapping) and ("class_path" in node or "init_args" in node)
+        if is_class and part not in ("class_path", "init_args", "dict_kwargs"):
+            found.append("init_args")
+            node = node.get("init_args")
+        found.append(part)
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return ".".join(found)
 
 
 def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[str, Any]:
@@ -163,7 +182,7 @@ def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[st
         {'trainer': {'max_steps': 5}}
     """
     kept = deepcopy(dict(config))
-    for key in (*NON_SEMANTIC, *replaced):
+    for key in (*NON_SEMANTIC, *(spelled_key(config, key) for key in replaced)):
         *parents, leaf = key.split(".")
         node: Any = kept
         for parent in parents:

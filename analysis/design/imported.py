@@ -42,7 +42,7 @@ class Mapping(Stated):
     files: str | None = None
     setting: str = ""
 
-    def check(self) -> "Mapping":
+    def check(self) -> None:
         """Check the values beyond their types.
 
         Raises:
@@ -56,10 +56,9 @@ class Mapping(Stated):
         for name in METRICS:
             if name not in self.columns:
                 raise ConfigurationError(f"{name} is missing", key="columns")
-        return self
 
 
-def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
+def import_runs(source: Path, mapping_path: Path, output: Path) -> None:
     """Write the directory of a sweep from the logs of other software.
 
     The same import can be repeated. Files are never overwritten.
@@ -68,9 +67,6 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
         source: A log (.csv, .jsonl, .json), or the folder of the logs described by `files` in the mapping.
         mapping_path: The mapping, a YAML file.
         output: The directory to write.
-
-    Returns:
-        The directory.
 
     Raises:
         ConfigurationError: If logs or mapping cannot be used, or the directory has other content.
@@ -95,7 +91,6 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
     for place, run in placed.items():
         documents[layout.result_path(output, cells[place].id)] = encode_result(_result(cells[place], run))
     _write(output, documents)
-    return output
 
 
 def _planned(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.results.plan import flat
+from analysis.results.keys import flat
 from lit_klrb.errors import ConfigurationError
 
 # The key of the rows in a `trainer_state.json`.

@@ -109,10 +109,7 @@ _DIGITS = 12
 
 
 def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] = ()) -> Path:
-    """Write the report of a sweep and `results.json` beside it.
-
-    Returns:
-        The path of the page.
+    """Write the report of a sweep and `results.json` beside it; return the path of the page.
 
     Raises:
         ConfigurationError: If the directory has no results, or the page cannot be written.
@@ -198,10 +195,7 @@ def _plain(value: Any) -> Any:
 
 
 def publish(runs_dir: Path, output: Path) -> Path:
-    """Copy a complete sweep, without its working directories, and write its report there.
-
-    Returns:
-        The path of the page.
+    """Copy a complete sweep, without its working directories, and write its report there; return its path.
 
     Raises:
         ConfigurationError: If a planned run is missing, a file failed a check, a cell gave two results, or
@@ -220,7 +214,10 @@ def publish(runs_dir: Path, output: Path) -> Path:
         raise ConfigurationError(
             f"{runs_dir}: {count(len(refused), 'cell')} gave a second, different result: {layout.REFUSED}/"
         )
-    lines = dict(store.archive_lines(runs_dir)) if store.has_archive(runs_dir) else _lines(runs_dir)
+    archived = store.archive_lines(runs_dir) if store.has_archive(runs_dir) else ()
+    lines = dict(archived) or {path: store.read_bytes(path) for path in layout.result_paths(runs_dir)}
+    if broken := [path for path, line in lines.items() if b"\n" in line]:
+        raise DamagedFileError(f"{broken[0]}: not a published result")
     content = b"".join(line + b"\n" for line in lines.values())
     archive = store.archive_path(output)
     if layout.result_paths(output) or (archive.exists() and store.read_bytes(archive) != content):
@@ -233,15 +230,6 @@ def publish(runs_dir: Path, output: Path) -> Path:
     if sweep.seconds:
         write_output(output / layout.TIMES, store.encode_seconds(sweep.seconds))
     return build(output, added=added_sections())
-
-
-def _lines(runs_dir: Path) -> dict[Path, bytes]:
-    """The content of the single results, which have no line breaks."""
-    lines = {path: store.read_bytes(path) for path in layout.result_paths(runs_dir)}
-    for path, line in lines.items():
-        if b"\n" in line:
-            raise DamagedFileError(f"{path}: not a published result")
-    return lines
 
 
 def _write_packed(path: Path, content: bytes) -> None:

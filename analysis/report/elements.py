@@ -96,7 +96,7 @@ class Section:
         tables: Tables that are always shown.
         details: Tables that are initially collapsed.
         glossary: Terms with definitions, shown with the notes.
-        numbers: All its numbers, for `results.json` and `verify`.
+        numbers: What it computes, for `results.json` and `verify`.
         exploratory: Whether it contains no planned test.
         folded: Whether all of it is initially collapsed.
     """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from analysis.design.fingerprint import read_config
 from analysis.report.elements import Figure, Section, Table, page
 from analysis.report.figures import INK, sheet
 from analysis.results.curves import curves, last_completions
@@ -40,16 +40,8 @@ CAPTION = (
 Curve = dict[int, float | None]
 
 
-def is_run(directory: Path) -> bool:
-    """Whether a directory is that of a single run rather than a sweep."""
-    return (directory / schema.RUN).is_file()
-
-
 def build_run(run: Path, output: Path | None = None) -> Path:
-    """Write the page of a run.
-
-    Returns:
-        The path of the page.
+    """Write the page of a run; return its path.
 
     Raises:
         ConfigurationError: If the run has not been evaluated, or the page cannot be written.
@@ -190,13 +182,7 @@ def _configuration(run: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     check_config_file(path)
-    try:
-        found = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
-    except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{path} is not the configuration of a run: it has no data")
-    return found
+    return read_config(str(path), {})
 
 
 def _lines(value: Any) -> str:

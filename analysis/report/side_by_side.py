@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,22 +25,6 @@ _CAUTION = (
     "them, such as checkpoints, prompts, seeds, evaluation or code. Differences are between means of "
     "replicates over common betas, with Welch's intervals; these and p-values are corrected over all rows."
 )
-
-
-class ArmDifference(NamedTuple):
-    """The difference in J between an arm of the second sweep and one of the first, averaged over betas.
-
-    Attributes:
-        ours: Label in the second sweep.
-        theirs: Label in the first sweep.
-        betas: The common values of beta.
-        estimate: Mean over replicates of ours minus that of theirs, after Welch; `nan` without a common beta.
-    """
-
-    ours: str
-    theirs: str
-    betas: tuple[float, ...]
-    estimate: Estimate
 
 
 def side_by_side(first: Path, second: Path, output: Path | None = None) -> tuple[list[str], list[Table]]:
@@ -79,17 +62,24 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> tuple
     return notes, tables
 
 
-def arm_differences(first: Sweep, second: Sweep) -> list[ArmDifference]:
-    """Each arm of the second sweep against its counterpart in the first."""
-    found = []
-    shared = sorted({*first.plan.grid.beta.values()} & {*second.plan.grid.beta.values()})
+def arm_differences(first: Sweep, second: Sweep) -> dict[str, tuple[str, Estimate]]:
+    """Arm of the second sweep -> its counterpart in the first, and the difference in J after Welch.
+
+    The difference is that of means over replicates; `nan` without a common beta.
+    """
+    found = {}
     for ours in second.plan.grid.arms:
         theirs = ours if ours in first.plan.grid.arms else first.plan.primary.control
-        means = [replicate_means(sweep, arm, shared) for sweep, arm in ((second, ours), (first, theirs))]
+        betas = common_betas(first, second)
+        means = [replicate_means(sweep, arm, betas) for sweep, arm in ((second, ours), (first, theirs))]
         parts = [(sign, Estimate.of_mean(one)) for sign, one in zip((1.0, -1.0), means, strict=True)]
-        estimate = weighted_sum(parts) if shared else Estimate(math.nan)
-        found.append(ArmDifference(ours, theirs, tuple(shared), estimate))
+        found[ours] = theirs, weighted_sum(parts) if betas else Estimate(math.nan)
     return found
+
+
+def common_betas(first: Sweep, second: Sweep) -> list[float]:
+    """The weights of the KL that both sweeps have."""
+    return sorted({*first.plan.grid.beta.values()} & {*second.plan.grid.beta.values()})
 
 
 def replicate_means(sweep: Sweep, arm: str, betas: Sequence[float]) -> FloatArray:
@@ -123,18 +113,18 @@ def _mean_text(mean: Estimate) -> str:
 def _differences(first: Sweep, second: Sweep, names: Sequence[str]) -> Table:
     found = arm_differences(first, second)
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
-    p_values = one_step([one.estimate.p_value for one in found])
+    p_values = one_step([estimate.p_value for _, estimate in found.values()])
     level = 1 - 0.05 / max(1, int((~np.isnan(p_values)).sum()))
-    return Table.of(
-        f"Difference in J: arms of {names[1]} minus arms of {names[0]}.",
-        zip(found, p_values, strict=True),
-        ("Arm", lambda row: row[0].ours),
-        ("Against", lambda row: row[0].theirs),
-        ("Common β", lambda row: ", ".join(f"{beta:g}" for beta in row[0].betas) or "none"),
-        ("Difference", lambda row: signed(row[0].estimate.value)),
-        ("Interval", lambda row: interval_text(row[0].estimate.interval(level))),
-        ("p (Welch)", lambda row: "withheld" if withheld else number(float(row[1]), 2)),
-    )
+    betas = ", ".join(f"{beta:g}" for beta in common_betas(first, second)) or "none"
+    rows = [
+        (
+            *(ours, theirs, betas, signed(estimate.value), interval_text(estimate.interval(level))),
+            "withheld" if withheld else number(float(p_value), 2),
+        )
+        for (ours, (theirs, estimate)), p_value in zip(found.items(), p_values, strict=True)
+    ]
+    caption = f"Difference in J: arms of {names[1]} minus arms of {names[0]}."
+    return Table(caption, ("Arm", "Against", "Common β", "Difference", "Interval", "p (Welch)"), rows)
 
 
 def _unlike(first: Sweep, second: Sweep, names: Sequence[str]) -> list[str]:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass
 
+from analysis.results.keys import ESTIMATOR
 from analysis.results.layout import PLAN_SCHEMA
-from analysis.results.plan import CLOSED, ESTIMATOR, Count, Plan, Positive
+from analysis.results.plan import CLOSED, Count, Plan, Positive
 from analysis.results.records import Arm, Cell
 from analysis.results.rules import check_plan
 from analysis.results.store import MALFORMED, DamagedFileError, digest, read_json, reason

@@ -3,7 +3,7 @@
 What the types do not say is in `rules`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, field
 from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,16 +11,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
+from analysis.results.keys import ESTIMATOR, Inputs, Overrides, by_beta, plain_key
+
 # Unknown keys, NaN and infinities are errors.
 CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 # The same for results, in which null replaces numbers that are not finite.
 WITH_NAN = ConfigDict(**{**CLOSED, "allow_inf_nan": True})
-# The commands of a stage: the training of a run, and a study, which trains nothing.
-FIT, STUDY = "fit", "study"
-# Configuration keys of a run that the design sets, and that of the KL estimator.
-SEED, BETA, ESTIMATOR = "seed_everything", "kl.beta", "kl.estimator"
-# The key of a value that differs between betas: {by_beta: {index: value}}.
-BY_BETA = "by_beta"
+# The command of a stage that trains.
+FIT = "fit"
 # The name of the stage of tuning.
 TUNING = "tuning"
 # Fewest blocks that show how much blocks differ.
@@ -51,13 +49,6 @@ class Trial(NamedTuple):
     rate: StrictFloat
 
 
-def by_beta(value: object) -> dict[str, Any] | None:
-    """Index of beta, as text -> value; None if a value of an arm is the same at every beta."""
-    if not (isinstance(value, Mapping) and list(value) == [BY_BETA] and isinstance(value[BY_BETA], Mapping)):
-        return None
-    return {str(index): each for index, each in value[BY_BETA].items()}
-
-
 def _arms(content: Any) -> Any:
     """A list of estimators is spelled out as arms."""
     if not isinstance(content, list):
@@ -69,23 +60,6 @@ def _arms(content: Any) -> Any:
 
 def _numbered(content: Any) -> Any:
     return dict(enumerate(content)) if isinstance(content, list) else content
-
-
-def plain_key(key: str) -> str:
-    """A configuration key without `init_args`, which are optional on the command line."""
-    return ".".join(part for part in key.split(".") if part != "init_args")
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings, with their keys joined by dots.
-
-    Example:
-        >>> dict(flat({"model": {"lr": 0.1, "layers": [1, 2]}}))
-        {'model.lr': 0.1, 'model.layers': [1, 2]}
-    """
-    for key, value in content.items():
-        inner = isinstance(value, Mapping)
-        yield from flat(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
 
 
 def _label(label: str) -> str:
@@ -101,8 +75,6 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 # A name stands beside every number
 Name = Annotated[str, Field(max_length=200)]
 Label = Annotated[Name, AfterValidator(_label)]
-# With the indices of beta as text, as keys of mappings are in JSON
-Value = Annotated[Any, BeforeValidator(lambda value: {BY_BETA: each} if (each := by_beta(value)) else value)]
 Index = Annotated[int, Field(ge=0)]
 
 
@@ -118,8 +90,8 @@ class Stage:
     """
 
     config: str
-    inputs: dict[str, str] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=dict)
     command: Literal["fit", "study"] = "fit"
 
     @property
@@ -138,8 +110,8 @@ class Block:
             stage or in place of them.
     """
 
-    overrides: dict[str, Any] = field(default_factory=dict)
-    inputs: dict[str, str] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -157,7 +129,7 @@ class Grid:
             r belongs to block r mod B of B blocks.
     """
 
-    arms: Annotated[dict[Label, dict[str, Value]], BeforeValidator(_arms)]
+    arms: Annotated[dict[Label, Overrides], BeforeValidator(_arms)]
     beta: Annotated[dict[Index, Weight], BeforeValidator(_numbered)]
     replicates: StrictInt = 10
     blocks: dict[Label, Block] = field(default_factory=dict)
@@ -198,7 +170,7 @@ class Tuning:
 
     rates: Annotated[list[Positive], Field(min_length=3)]
     replicates: Annotated[int, Field(strict=True, ge=2)] = 4
-    key: str = "model.init_args.learning_rate"
+    key: Annotated[str, AfterValidator(plain_key)] = "model.learning_rate"
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -307,9 +279,7 @@ class Plan:
     def inputs(self, replicate: int) -> dict[str, str]:
         """Configuration key -> the stage whose checkpoint a run of the last stage receives."""
         *_, last = self.stages.values()
-        own = self.grid.block(replicate).inputs
-        replaced = {plain_key(key) for key in own}
-        return {key: stage for key, stage in last.inputs.items() if plain_key(key) not in replaced} | own
+        return last.inputs | self.grid.block(replicate).inputs
 
     def record(self) -> dict[str, Any]:
         """Its written form in the locked plan: without the directory, which may change, and what is empty."""

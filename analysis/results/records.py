@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from analysis.results.artifacts import STUDIES, Study, read_studies
+from analysis.results.keys import Overrides
 from analysis.results.layout import RESULTS
 from analysis.results.plan import CLOSED, WITH_NAN, Point, Trial
 from analysis.results.store import MALFORMED, DamagedFileError, read_json, read_result, reason
@@ -98,7 +99,7 @@ class Cell:
     seed: StrictInt
     needs: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     trial: Trial | None = None
     tuned_by: str = ""

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from analysis.results.plan import BETA, ESTIMATOR, SEED, TUNING, Grid, Plan, Stage, Tuning, by_beta, plain_key
+from analysis.results.keys import BETA, ESTIMATOR, SEED, by_beta
+from analysis.results.plan import TUNING, Grid, Plan, Stage, Tuning
 from analysis.results.store import canonical
 from lit_klrb.errors import ConfigurationError
 
@@ -43,7 +44,7 @@ def check_plan(plan: Plan) -> None:
     grid, primary, directory = plan.grid, plan.primary, plan.directory
     _check_stages(plan.stages)
     last, stage = [*plan.stages.items()][-1]
-    _check_arms(grid, dict.fromkeys(map(plain_key, stage.inputs), f"stages.{last}.inputs sets it"))
+    _check_arms(grid, dict.fromkeys(stage.inputs, f"stages.{last}.inputs sets it"))
     _check_different("grid.beta", grid.beta)
     most = _MOST_RUNS // (len(grid.arms) * len(grid.beta))
     allowed = f"integers from 1 to {most} (a million runs)"
@@ -69,7 +70,7 @@ def _check_stages(stages: Mapping[str, Stage]) -> None:
         for key, source in stage.inputs.items():
             above = f"a stage above: {', '.join(earlier) or 'there is none'}"
             require(source in earlier, f"stages.{name}.inputs.{key}", source, above)
-        inputs = dict.fromkeys(map(plain_key, stage.inputs), f"stages.{name}.inputs already sets it")
+        inputs = dict.fromkeys(stage.inputs, f"stages.{name}.inputs already sets it")
         for key, value in stage.overrides.items():
             _check_override(f"stages.{name}.overrides.{key}", key, value, inputs)
         if stage.trains:
@@ -103,13 +104,13 @@ def _check_arms(grid: Grid, inputs: Mapping[str, str]) -> None:
             _check_override(place, key, value, {**RESERVED, **inputs})
             if (values := by_beta(value)) is not None:
                 require({*values} == {*indices}, place, value, f"a value for each of {', '.join(indices)}")
-                estimator = f"{plain_key(key)}.".startswith(f"{ESTIMATOR}.")
+                estimator = f"{key}.".startswith(f"{ESTIMATOR}.")
                 require(not estimator, place, value, "an arm has the same estimator at every beta")
 
 
 def _check_override(place: str, key: str, value: Any, taken: Mapping[str, str]) -> None:
     """Check the value of a configuration key, and that nothing else sets it: `taken` is key -> what does."""
-    require(plain_key(key) not in taken, place, value, taken.get(plain_key(key), ""))
+    require(key not in taken, place, value, taken.get(key, ""))
     try:
         canonical(value)
     except ValueError:
@@ -120,12 +121,12 @@ def _check_block(plan: Plan, label: str) -> None:
     grid, block, place = plan.grid, plan.grid.blocks[label], f"grid.blocks.{label}"
     last, stage = [*plan.stages.items()][-1]
     above = [name for name in plan.stages if name != last and plan.stages[name].trains]
-    arms = {plain_key(key): f"grid.arms.{arm} sets it" for arm in grid.arms for key in grid.arms[arm]}
-    set_there = dict.fromkeys(map(plain_key, stage.overrides), f"stages.{last}.overrides sets it")
+    arms = {key: f"grid.arms.{arm} sets it" for arm in grid.arms for key in grid.arms[arm]}
+    set_there = dict.fromkeys(stage.overrides, f"stages.{last}.overrides sets it")
     for key, source in block.inputs.items():
         one_of(f"{place}.inputs.{key}", source, above)
         _check_override(f"{place}.inputs.{key}", key, source, RESERVED | arms | set_there)
-    inputs = dict.fromkeys(map(plain_key, {**stage.inputs, **block.inputs}), "an input sets it")
+    inputs = dict.fromkeys({**stage.inputs, **block.inputs}, "an input sets it")
     for key, value in block.overrides.items():
         at_each = "only the values of an arm can differ between betas"
         require(by_beta(value) is None, f"{place}.overrides.{key}", value, at_each)
@@ -136,11 +137,10 @@ def _check_tuning(plan: Plan, tuning: Tuning) -> None:
     require(len({*tuning.rates}) == len(tuning.rates), "tuning.rates", tuning.rates, "different rates")
     _check_multiple(plan.grid, "tuning.replicates", tuning.replicates)
     require(TUNING not in plan.stages, f"stages.{TUNING}", TUNING, "a plan with tuning has this stage")
-    key = plain_key(tuning.key)
-    require(key not in RESERVED, "tuning.key", tuning.key, RESERVED.get(key, ""))
+    require(tuning.key not in RESERVED, "tuning.key", tuning.key, RESERVED.get(tuning.key, ""))
     changed = {f"grid.arms.{label}": overrides for label, overrides in plan.grid.arms.items()}
     blocks = plan.grid.blocks.items()
     changed |= {f"grid.blocks.{label}.overrides": block.overrides for label, block in blocks}
     for place, overrides in changed.items():
         for name, value in overrides.items():
-            require(plain_key(name) != key, f"{place}.{name}", value, "tuning chooses it")
+            require(name != tuning.key, f"{place}.{name}", value, "tuning chooses it")

@@ -115,7 +115,7 @@ def read_sweep(directory: Path) -> Sweep:
     runs = list(_judged(_planned(read, locked, layout.RESULTS, problems), locked, problems))
     published = {run.cell.id for run in runs}
     failures = _planned(failed, locked, layout.FAILED, problems)
-    seconds = _seconds(directory, published, {*(run.cell.id for run in read), *locked.cells}, problems)
+    seconds = _seconds(directory, published, problems)
     order = {place: i for i, place in enumerate(locked.plan.places)}
     runs.sort(key=lambda run: (order.get(run.cell.place or ("", 0, 0), -1), run.cell.id))
     lost = tuple(failure for failure in failures if failure.cell.id not in published)
@@ -212,9 +212,7 @@ def _ends_in_nan(run: Run, metrics: Sequence[str]) -> bool:
     return any(len(end) == _LAST_VALUES and not np.isfinite(end).any() for end in ends)
 
 
-def _seconds(
-    directory: Path, results: set[str], known: set[str], problems: list[Problem]
-) -> Mapping[str, float]:
+def _seconds(directory: Path, results: set[str], problems: list[Problem]) -> Mapping[str, float]:
     """Cell id -> seconds of the cells with a result, and a problem for each time that is none."""
     times: dict[str, float] = {}
     if store.has_archive(directory):
@@ -223,9 +221,6 @@ def _seconds(
             times = store.published_seconds(path)
         except (DamagedFileError, OSError) as error:
             problems.append(_unread(path, layout.TIMES, error))
-        if unknown := sorted(times.keys() - known):
-            text = f"{len(unknown)} of its ids are of no cell, such as {unknown[0][:60]!r}"
-            problems.append(Problem(f"{layout.TIMES}: {text}"))
         return {name: times[name] for name in sorted(results & times.keys())}
     for name in sorted(results):
         path = layout.workdir(directory, name) / layout.SECONDS

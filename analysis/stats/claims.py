@@ -61,6 +61,7 @@ MATCHED_DOMINANCE = _difference(
     *("more dominant runs within matched pairs", "fewer dominant runs within matched pairs"),
 )
 HYPERVOLUME = Claim("hypervolume", "the hypervolume", "more hypervolume", "less hypervolume")
+OF_FRONTIER = (KL, REWARD, FRONTIER_SHARE, REPLICATE_SHARE, NET_DOMINANCE, MATCHED_DOMINANCE, HYPERVOLUME)
 COLLAPSES = _lower(
     "collapses", "runs that diverged alone in their pair", "fewer diverged runs", "more diverged runs"
 )

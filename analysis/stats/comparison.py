@@ -7,21 +7,25 @@ closer to the reference would otherwise appear more stable.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from analysis.stats import claims, frontier
-from analysis.stats.claims import Claim
-from analysis.stats.contrast import LOG_RATIO, Contrast, log_kl_contrast, reward_contrast
-from analysis.stats.frontier import Reference, hypervolume_differences
+from analysis.stats.contrast import LOG_RATIO, Contrast, difference, log_kl_contrast
+from analysis.stats.frontier import Reference
 from analysis.stats.intervals import Estimate
-from analysis.stats.inversion import mean_swap_test, ratio_swap_test
 from analysis.stats.matched_kl import MatchedKL
 from analysis.stats.pairs import Curves, FloatArray, IntArray, Pairs
 from analysis.stats.primary import Rules, corrected, gated_verdicts, primary_verdicts
-from analysis.stats.swaps import RESAMPLES, SwapTest, sign_flip_test, swap_test
+from analysis.stats.swaps import (
+    RESAMPLES,
+    SwapTest,
+    mean_swap_test,
+    ratio_swap_test,
+    size_swap_test,
+    swap_test,
+)
 from analysis.stats.verdict import Verdict
 
 
@@ -80,12 +84,7 @@ def spread_test(
     observed = curve(np.ones(len(names)))
     ours, theirs = (sizes / total).sum(axis=-1).T
     ratio, integrated = ratio_swap_test(ours, theirs, units, resamples=resamples)
-    return SpreadTest(
-        observed,
-        sign_flip_test(len(names), largest, alternative="greater", resamples=resamples),
-        ratio,
-        integrated,
-    )
+    return SpreadTest(observed, size_swap_test(len(names), largest, resamples=resamples), ratio, integrated)
 
 
 def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatArray:
@@ -118,55 +117,41 @@ def secondary_verdicts(pairs: Pairs, curves: Sequence[Curves], rules: Rules) -> 
 
     Some need curves, an area or a diverged run; `secondary_count` includes them in any case.
     """
-    found = [] if rules.outcome == "kl" else [test(pairs) for test in _frontier_tests(rules)]
-    of_curves = [verdict for one in curves for verdict in _stability(one)]
-    return [verdict for verdict in (*found, *of_curves, _collapses(pairs)) if verdict is not None]
+    found = [] if rules.outcome == "kl" else [*_of_frontier(pairs, rules.corner)]
+    return [*found, *(verdict for one in curves for verdict in _stability(one)), *_collapses(pairs)]
 
 
 def secondary_count(rules: Rules) -> int:
     """Number of secondary tests of one comparison, including those that cannot be run."""
     each = len(claims.of_curves("", ""))
-    return each + 1 if rules.outcome == "kl" else len(_frontier_tests(rules)) + 2 * each + 1
+    return each + 1 if rules.outcome == "kl" else len(claims.OF_FRONTIER) + 2 * each + 1
 
 
-def _frontier_tests(rules: Rules) -> list[Callable[[Pairs], Verdict | None]]:
+def _of_frontier(pairs: Pairs, corner: Reference | None) -> Iterator[Verdict]:
     """The tests of KL and reward, the two terms of J, and of what dominates what."""
-    return [
-        lambda pairs: Verdict.on(claims.KL, pairs, log_kl_contrast(pairs)),
-        lambda pairs: Verdict.on(claims.REWARD, pairs, reward_contrast(pairs)),
-        partial(share_verdict, claims.FRONTIER_SHARE),
-        partial(_counted, claims.REPLICATE_SHARE, "of the share", _replicate_shares),
-        partial(_counted, claims.NET_DOMINANCE, "net probability", frontier.net_dominance_contributions),
-        partial(
-            _counted, claims.MATCHED_DOMINANCE, "net probability", frontier.matched_dominance_contributions
-        ),
-        partial(_hypervolume, rules.corner),
-    ]
+    yield Verdict.on(claims.KL, pairs, log_kl_contrast(pairs))
+    yield Verdict.on(claims.REWARD, pairs, difference(pairs, pairs.reward, "reward units"))
+    yield share_verdict(pairs)
+    # Shares of a replicate add up over its pairs
+    shares = frontier.replicate_share_contributions(pairs) * len(pairs) / max(1, pairs.replicates)
+    for claim, unit, values in (
+        (claims.REPLICATE_SHARE, "of the share", shares),
+        (claims.NET_DOMINANCE, "net probability", frontier.net_dominance_contributions(pairs)),
+        (claims.MATCHED_DOMINANCE, "net probability", frontier.matched_dominance_contributions(pairs)),
+    ):
+        yield Verdict.on(claim, pairs, Contrast(values, np.ones(len(pairs)), unit, ranked=True))
+    if corner is not None:
+        volumes = frontier.hypervolume_differences(pairs, corner)
+        mean, test = Estimate.of_mean(volumes), mean_swap_test(volumes)
+        yield Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", test)
 
 
-def share_verdict(claim: Claim, pairs: Pairs, cut: float = np.inf) -> Verdict:
+def share_verdict(pairs: Pairs, cut: float = np.inf) -> Verdict:
     """The share of the frontier of both arms with a KL below `cut`, in nats; not corrected."""
     share = frontier.pooled_share(pairs, cut)
     test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
     points = Estimate(2.0 * share.count - share.total)
-    return replace(Verdict.about(claim, pairs, points, "points", test), share=share)
-
-
-def _replicate_shares(pairs: Pairs) -> FloatArray:
-    """As shares of a replicate add up over its pairs."""
-    return frontier.replicate_share_contributions(pairs) * len(pairs) / max(1, pairs.replicates)
-
-
-def _counted(claim: Claim, unit: str, values: Callable[[Pairs], FloatArray], pairs: Pairs) -> Verdict:
-    return Verdict.on(claim, pairs, Contrast(values(pairs), np.ones(len(pairs)), unit, ranked=True))
-
-
-def _hypervolume(corner: Reference | None, pairs: Pairs) -> Verdict | None:
-    if corner is None:
-        return None
-    differences = hypervolume_differences(pairs, corner)
-    mean, test = Estimate.of_mean(differences), mean_swap_test(differences)
-    return Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", test)
+    return replace(Verdict.about(claims.FRONTIER_SHARE, pairs, points, "points", test), share=share)
 
 
 def _stability(curves: Curves) -> Iterator[Verdict]:
@@ -183,14 +168,12 @@ def _stability(curves: Curves) -> Iterator[Verdict]:
         yield Verdict.about(claim, curves.pairs, estimate, LOG_RATIO, swap)
 
 
-def _collapses(pairs: Pairs) -> Verdict | None:
+def _collapses(pairs: Pairs) -> Iterator[Verdict]:
     """Pairs in which only one run diverged. The swap test of equal contributions is McNemar's exact test."""
-    ours, theirs = pairs.diverged.T
-    if not (ours != theirs).any():
-        return None
-    steps = ours.astype(np.float64) - theirs
-    test = swap_test(steps, pairs.unit)
-    return Verdict.about(claims.COLLAPSES, pairs, Estimate(float(steps.sum())), "runs", test)
+    steps = pairs.diverged[:, 0].astype(np.float64) - pairs.diverged[:, 1]
+    if steps.any():
+        test = swap_test(steps, pairs.unit)
+        yield Verdict.about(claims.COLLAPSES, pairs, Estimate(float(steps.sum())), "runs", test)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,9 +217,6 @@ def compare(
         designs: Matched pairs of each treatment.
         rules: The rules of the plan.
         curves: Training curves of each treatment's pairs, if available.
-
-    Returns:
-        One comparison per design.
     """
     curves = [()] * len(designs) if curves is None else curves
     primary = primary_verdicts(designs, rules)

@@ -133,11 +133,6 @@ def log_kl_contrast(pairs: Pairs) -> Contrast:
     return difference(pairs, np.log(pairs.kl), LOG_RATIO, lower_is_better=True)
 
 
-def reward_contrast(pairs: Pairs) -> Contrast:
-    """The difference in reward: the unweighted mean over betas."""
-    return difference(pairs, pairs.reward, "reward units")
-
-
 def kl_ratio(pairs: Pairs) -> float:
     """The geometric mean of KL(treatment) / KL(control) over pairs with positive KLs; `nan` without any.
 

@@ -6,7 +6,9 @@ gradient it is (KL, reward or both) are part of the claim.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -14,10 +16,9 @@ from scipy import stats
 from analysis.stats.claims import Claim
 from analysis.stats.contrast import LOG_RATIO
 from analysis.stats.intervals import Estimate, log_ratio
-from analysis.stats.inversion import ratio_swap_test
 from analysis.stats.pairs import FloatArray
 from analysis.stats.primary import corrected, one_step
-from analysis.stats.swaps import SwapTest, swap_test
+from analysis.stats.swaps import SwapTest, ratio_swap_test, swap_test
 from analysis.stats.verdict import Verdict
 
 HEAVY_SHARE = 0.2
@@ -170,32 +171,23 @@ def compare_noise(
         control: The estimator with which the others are compared.
         alpha: Two-sided level.
     """
-    compared = [
-        (snapshot, term, name, compare_gradient_variance(snapshot.between(term, [name, control])))
-        for snapshot in snapshots
-        for term in TERMS
-        for name in snapshot.estimators
-        if name != control
-    ]
-    verdicts = []
-    for snapshot, term, name, variance in compared:
-        given = variance.log_ratio, LOG_RATIO, variance.exact_test, variance.batches
-        doubt = _doubt(variance, len(snapshots))
-        verdicts.append(Verdict(_claim(term, name, snapshot.step), name, control, *given, doubt=doubt))
-    found = zip(compared, corrected(verdicts, alpha), strict=True)
-    return [
-        NoiseFinding(snapshot, term, variance, verdict) for (snapshot, term, _, variance), verdict in found
-    ]
+    found = []
+    for snapshot, term in product(snapshots, TERMS):
+        for name in (name for name in snapshot.estimators if name != control):
+            variance = compare_gradient_variance(snapshot.between(term, [name, control]))
+            given = variance.log_ratio, LOG_RATIO, variance.exact_test, variance.batches
+            doubt, claim = _doubt(variance, len(snapshots)), _claim(term, name, snapshot.step)
+            verdict = Verdict(claim, name, control, *given, doubt=doubt)
+            found.append(NoiseFinding(snapshot, term, variance, verdict))
+    verdicts = corrected([one.verdict for one in found], alpha)
+    return [replace(one, verdict=verdict) for one, verdict in zip(found, verdicts, strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class LayerFinding:
-    """The variance of one layer's gradient under an estimator, relative to the control's.
+class LayerFinding(NamedTuple):
+    """The ratio of the variance of one layer's gradient under an estimator to that under the control.
 
-    Attributes:
-        ratio: Ratio of the variances.
-        p: Two-sided p of exact sign flips of the differences between disjoint pairs of batches.
-        p_adjusted: The same corrected for all layers, terms and estimators of the snapshot.
+    p is two-sided, of exact sign flips of the differences between disjoint pairs of batches; p_adjusted is
+    corrected for all layers, terms and estimators of the snapshot.
     """
 
     layer: str

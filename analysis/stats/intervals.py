@@ -29,6 +29,10 @@ class Interval:
         """Its ends, as in `results.json`."""
         return [self.low, self.high]
 
+    def within(self, margin: float) -> bool:
+        """Whether it is inside ±margin: TOST at level alpha, for an interval of level 1 - 2 alpha."""
+        return -margin < self.low and self.high < margin
+
     def exp(self) -> "Interval":
         """The interval of a ratio, from that of its logarithm."""
         return Interval(math.exp(self.low), math.exp(self.high), self.level)
@@ -75,20 +79,6 @@ class Estimate:
         if self.standard_error == 0:
             return 0.0 if self.value else 1.0
         return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.degrees))
-
-    def equivalence_p(self, margin: float) -> float:
-        """TOST: the larger of the one-sided p-values against value <= -margin and value >= margin.
-
-        Example:
-            >>> round(Estimate(0.0, 1.0, 10).equivalence_p(3.0), 4)
-            0.0067
-        """
-        if not self.degrees > 0:
-            return 1.0
-        if self.standard_error == 0:
-            return 0.0 if abs(self.value) < margin else 1.0
-        distance = (margin - abs(self.value)) / self.standard_error
-        return float(stats.t.sf(distance, self.degrees))
 
     def detectable(self, alpha: float = 0.05) -> float | None:
         """The effect that a two-sided t test at `alpha` detects with 80% power; None if unknown.
@@ -196,24 +186,14 @@ def weighted_sum(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
 
 
 def clustered_mean(values: FloatArray, weights: FloatArray, clusters: IntArray) -> Estimate:
-    """Weighted mean of values that are independent only between clusters.
+    """Weighted mean of values that are independent only between S clusters (replicates).
 
-    Args:
-        values: Values, shape [P].
-        weights: Positive weights, shape [P]; scaled to sum to 1.
-        clusters: Cluster (replicate) of each value, shape [P].
-
-    Returns:
-        The estimate with S - 1 degrees of freedom for S clusters; without a standard error if S < 2.
+    It has S - 1 degrees of freedom, and no standard error if S < 2; arguments as of `stratified_mean`.
     """
     if not len(values):
         return Estimate(math.nan)
     weights = weights / weights.sum()
     value = float(weights @ values)
-    names = np.unique(clusters)
-    if len(names) < 2:
-        return Estimate(value)
-    residual = weights * (values - value)
-    sums = np.array([residual[clusters == name].sum() for name in names])
-    variance = float(sums @ sums) * len(names) / (len(names) - 1)
-    return Estimate(value, math.sqrt(variance), len(names) - 1.0)
+    _, cluster = np.unique(clusters, return_inverse=True)
+    sums = np.array(np.bincount(cluster, weights * (values - value)), dtype=np.float64)
+    return replace(Estimate.of_mean(len(sums) * sums), value=value)

@@ -48,18 +48,13 @@ class BiasVerdict:
     family: int = 1
 
     @property
-    def equivalence_p(self) -> float:
-        """The larger p-value of the two one-sided tests, corrected."""
-        return float(np.minimum(1.0, self.estimate.equivalence_p(self.margin) * self.family))
-
-    @property
     def difference_p(self) -> float:
         """The p-value of the two-sided test of no bias, corrected."""
         return float(np.minimum(1.0, self.estimate.p_value * self.family))
 
     @property
     def interval(self) -> Interval | None:
-        """The interval that means equivalence if it is within the margin: of 90% for a single bias."""
+        """The interval that means equivalence if it is within the margin (TOST): of 90% for a single bias."""
         return self.estimate.interval(1 - 2 * ALPHA / self.family)
 
     @property
@@ -72,13 +67,10 @@ class BiasVerdict:
 
     @property
     def outcome(self) -> BiasOutcome:
-        """Equivalent if both one-sided tests reject, biased if there is a difference beyond the margin.
-
-        Always inconclusive if the tail is heavy.
-        """
+        """Biased if there is a difference beyond the margin; always inconclusive if the tail is heavy."""
         if self.heavy_tailed:
             return BiasOutcome.INCONCLUSIVE
-        if self.equivalence_p <= ALPHA:
+        if self.interval is not None and self.interval.within(self.margin):
             return BiasOutcome.EQUIVALENT
         if self.difference_p <= ALPHA and abs(self.estimate.value) > self.margin:
             return BiasOutcome.BIASED
@@ -213,11 +205,10 @@ def estimator_spreads(
     if reference is None or min(reference.shape) < 2:
         raise ValueError(f"values must hold {REFERENCE!r} for at least 2 prompts and 2 completions of each")
     largest = max(sizes)
-    averaged = {
+    by_size = {
         name: {size: value.reshape(len(value), -1, size).mean(axis=2) for size in sizes}
         for name, value in values.items()
-    }
-    by_size = {**averaged, "ht": {size: horvitz_thompson[size] for size in sizes}}
+    } | {"ht": {size: horvitz_thompson[size] for size in sizes}}
     within = {
         # The variance of a mean of independent estimates follows from theirs, which is known more precisely
         name: {size: value.var(axis=1, ddof=1) / size for size in sizes}

@@ -8,7 +8,6 @@ from itertools import product
 
 import numpy as np
 
-from analysis.results.plan import plain_key
 from analysis.results.records import OBJECTIVE, Cell, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
@@ -60,7 +59,7 @@ def warm_starts(sweep: Sweep) -> int:
 
     def start(cell: Cell) -> tuple[object, ...]:
         """As far as they are those of checkpoints or settings."""
-        places = (value for key, value in cell.overrides.items() if plain_key(key) in _STARTS)
+        places = (value for key, value in cell.overrides.items() if key in _STARTS)
         return (*(weights.get(need, need) for need in cell.needs), *(str(_spelled(one)) for one in places))
 
     return len({start(run.cell) for run in sweep.grid.values()})
@@ -77,7 +76,7 @@ def distinct_blocks(sweep: Sweep) -> tuple[int, ...]:
     for block in sweep.plan.grid.blocks.values():
         cells = {key: ids.get(stage, stage) for key, stage in block.inputs.items()}
         values = {**block.overrides, **{key: weights.get(cell, cell) for key, cell in cells.items()}}
-        kinds.append({plain_key(key): _spelled(value) for key, value in values.items()})
+        kinds.append({key: _spelled(value) for key, value in values.items()})
     return tuple(map(kinds.index, kinds))
 
 

@@ -12,7 +12,7 @@ from analysis.stats.contrast import kl_contrast, mean_of, objective_contrast
 from analysis.stats.intervals import Estimate, Interval, detectable_effect, weighted_sum
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.scenario import Scenario
-from analysis.stats.swaps import Alternative, p_values, swap_signs
+from analysis.stats.swaps import TIE, swap_signs, upper_p
 from analysis.stats.text import fixed, whole_percent
 
 
@@ -142,13 +142,13 @@ def _sums(scenario: Scenario, kl: FloatArray, reward: FloatArray) -> FloatArray:
 
 
 def swap_p_values(
-    sums: FloatArray, alternative: Alternative = "two-sided", resamples: int = 999, seed: int = 0
+    sums: FloatArray, *, two_sided: bool = True, resamples: int = 999, seed: int = 0
 ) -> FloatArray:
     """p-values of many swap tests with the same number of units, for simulations; see `swap_test`.
 
     Args:
         sums: Contributions of each unit, shape [sweeps, units].
-        alternative: The sums that are evidence against the null hypothesis.
+        two_sided: Whether small sums are evidence against the null hypothesis, too.
         resamples: Number of random swaps; all swaps are enumerated if there are no more.
         seed: Seed of the random swaps.
     """
@@ -156,8 +156,10 @@ def swap_p_values(
     signs, exact = swap_signs(units, resamples, seed)
     # Random swaps are independent between sweeps
     turned = sums if exact else sums * np.random.default_rng([seed, 1]).choice((-1.0, 1.0), size=sums.shape)
-    tolerance = np.abs(sums).max(axis=1, initial=0.0) * 2.0**-32
-    return p_values(sums.sum(axis=1), signs @ turned.T, alternative, exact=exact, tolerance=tolerance)
+    tolerance = np.abs(sums).max(axis=1, initial=0.0) * TIE
+    observed, null = sums.sum(axis=1), signs @ turned.T
+    upper, lower = (upper_p(s * observed, s * null, exact=exact, tolerance=tolerance) for s in (1.0, -1.0))
+    return np.minimum(1.0, 2 * np.minimum(upper, lower)) if two_sided else upper
 
 
 def replicates_needed(scenario: Scenario, lift: float, *, alpha: float = 0.05) -> int | None:

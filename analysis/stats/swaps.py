@@ -1,17 +1,21 @@
-"""Exact permutation tests that swap the labels of matched pairs."""
+"""Exact permutation tests that swap the labels of matched pairs, and intervals: what they do not reject.
+
+If the true difference is d, swapping a pair's labels changes the sign of its value less d. The sum of the
+swapped values is then at least the observed one if and only if the weighted mean of the units that are
+swapped is at most d. The p-value of every d, and so the interval, follows from these means of all swaps
+(the typical values of J. A. Hartigan, JASA 64, 1969): p is at most a level if and only if the interval of
+that level excludes 0.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import stats
 
 from analysis.stats.intervals import Interval
 from analysis.stats.pairs import FloatArray, IntArray
-
-Alternative = Literal["two-sided", "greater", "less"]
 
 RESAMPLES = 9_999
 """Number of random swaps; designs with up to 2**13 swaps are enumerated instead."""
@@ -20,6 +24,10 @@ RESAMPLES = 9_999
 # rounding errors. A tolerance relative to the observed value would be 0 if that value is 0, and rounding to a
 # grid would tear apart ties at the middle between two of its points.
 TIE = 2.0**-32
+# Relative rounding error of a number of swaps.
+_ROUNDING = 1e-9
+# Share of all sizes below which a size is set to it, so that ratios are finite.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class SwapTest:
         resamples: Number of swaps evaluated: all if `exact`, else the number of random swaps.
         exact: Whether every swap was enumerated.
         interval: Two-sided level -> the interval of a mean, which excludes 0 if and only if p is at most the
-            level (see `inversion`); None for a statistic without one.
+            level; None for a statistic without one.
     """
 
     p_value: float
@@ -51,15 +59,13 @@ def swap_test(
 
     The null hypothesis is sharp: within each unit the outcomes of the two runs are exchangeable. With n units
     whose contribution is not 0, all 2**n swaps are enumerated if these are at most `resamples`; otherwise
-    p = (1 + #{null >= observed}) / (1 + resamples), doubled for two sides.
+    p = (1 + #{null >= observed}) / (1 + resamples), doubled for two sides. It is conditional on the units
+    whose contribution is 0, unlike `mean_swap_test`, which has an interval.
 
     Args:
         contributions: Antisymmetric contribution of each pair, shape [P]; finite.
         units: Pairs with equal entries are swapped together, shape [P]; by default each pair separately.
         resamples: Number of random swaps if enumeration would need more.
-
-    Returns:
-        The two-sided test, conditional on the units whose contribution is 0.
 
     Raises:
         ValueError: If a contribution is not finite.
@@ -76,57 +82,35 @@ def swap_test(
     if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * TIE:  # equal sizes: a sign test
         p_value = stats.binomtest(int((sums > 0).sum()), count).pvalue
         return SwapTest(float(p_value), min(1.0, 2 * 2.0**-count), count, 2**count, True)
-    scale = float(np.abs(contributions).max(initial=0.0))
-    return sign_flip_test(count, lambda signs: signs @ sums, scale=scale, resamples=resamples)
+    return replace(mean_swap_test(sums, resamples=resamples), interval=None)
 
 
-def sign_flip_test(
-    count: int,
-    statistic: Callable[[FloatArray], FloatArray],
-    *,
-    scale: float = 1.0,
-    alternative: Alternative = "two-sided",
-    resamples: int = RESAMPLES,
+def size_swap_test(
+    count: int, statistic: Callable[[FloatArray], FloatArray], *, resamples: int = RESAMPLES
 ) -> SwapTest:
-    """Swap test of a statistic that is not a sum of contributions.
+    """Swap test of a statistic that is the same if all units are swapped, such as a largest size.
 
     Args:
         count: Number of units that can be swapped.
         statistic: Maps signs [..., count], -1 where a unit is swapped, to values [...]; all +1 is the
-            observed labelling.
-        scale: Size of the terms of the statistic, to which rounding errors are relative.
-        alternative: The values that are evidence against the null hypothesis: "two-sided" for an
-            antisymmetric statistic, "greater" for one that is invariant if all signs change, such as a
-            maximum of absolute values.
-        resamples: Number of random swaps if enumeration would need more.
+            observed labelling. Large values are evidence against the null hypothesis.
+        resamples: As of `swap_test`.
     """
-    observed, mirrored = statistic(np.ones(count)), statistic(-np.ones(count))
-    sides = 2 if alternative == "two-sided" or abs(observed - mirrored) <= scale * TIE else 1
     signs, exact = swap_signs(count, resamples)
-    p_value = float(p_values(observed, statistic(signs), alternative, exact=exact, tolerance=scale * TIE))
-    least = min(1.0, sides * (2.0**-count if exact else 1 / (resamples + 1)))
+    p_value = float(upper_p(statistic(np.ones(count)), statistic(signs), exact=exact, tolerance=TIE))
+    least = min(1.0, 2 * (2.0**-count if exact else 1 / (resamples + 1)))
     return SwapTest(p_value, least, count, len(signs), exact)
 
 
-def p_values(
-    observed: FloatArray, null: FloatArray, alternative: Alternative, *, exact: bool, tolerance: float = 0.0
+def upper_p(
+    observed: FloatArray, null: FloatArray, *, exact: bool, tolerance: FloatArray | float
 ) -> FloatArray:
-    """p-values of statistics from those of their swaps, as in `scipy.stats.permutation_test`.
+    """One-sided p-values of statistics [...]: the share of swaps, `null` [swaps, ...], that are as large.
 
-    Args:
-        observed: Statistics, shape [...].
-        null: The statistics of each swap, shape [swaps, ...].
-        alternative: The values that are evidence against the null hypothesis; "two-sided" doubles the smaller
-            one-sided p-value.
-        exact: Whether `null` has all swaps; if not, the observed labelling is added to them.
-        tolerance: Differences up to which values are regarded as tied.
+    Random swaps are not all: the observed labelling is added to them. Differences up to `tolerance` are ties.
     """
     extra = 0 if exact else 1
-    upper = ((null >= observed - tolerance).sum(axis=0) + extra) / (len(null) + extra)
-    lower = ((null <= observed + tolerance).sum(axis=0) + extra) / (len(null) + extra)
-    if alternative == "two-sided":
-        return np.asarray(np.minimum(1.0, 2 * np.minimum(upper, lower)))
-    return np.asarray(upper if alternative == "greater" else lower)
+    return np.asarray(((null >= observed - tolerance).sum(axis=0) + extra) / (len(null) + extra))
 
 
 def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, bool]:
@@ -148,3 +132,134 @@ def unit_sums(contributions: FloatArray, units: IntArray | None = None) -> Float
     if units is None:
         return contributions
     return np.array([contributions[units == unit].sum() for unit in np.unique(units)])
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """The differences that a swap test does not reject, at every level.
+
+    Attributes:
+        centre: The weighted mean.
+        means: The weighted mean of the units that each swap changes, ascending; of swaps that change any.
+        swaps: Number of swaps, the observed labelling included.
+        variance: Variance of an independent error of the mean, added in quadrature to each half of the
+            interval: that of the choice of rates.
+    """
+
+    centre: float
+    means: FloatArray
+    swaps: int
+    variance: float = 0.0
+
+    def interval(self, level: float) -> Interval | None:
+        """The interval at a two-sided level; None if no difference can be rejected at it."""
+        unchanged = self.swaps - len(self.means)
+        rank = math.floor(self.swaps * level / 2 * (1 + _ROUNDING)) - unchanged
+        if not 0 <= rank < len(self.means):
+            return None
+        other = stats.norm.isf(level / 2) * math.sqrt(self.variance)
+        low, high = (math.hypot(self.centre - self.means[place], other) for place in (rank, -1 - rank))
+        return Interval(self.centre - low, self.centre + high, 1 - level)
+
+    @property
+    def p_value(self) -> float:
+        """The smallest level whose interval excludes 0; 1 if there is none."""
+        if self.centre == 0:
+            return 1.0
+        means, centre = np.sign(self.centre) * self.means, abs(self.centre)
+        means = means if self.centre > 0 else means[::-1]
+        levels = 2 * (np.arange(len(means)) + self.swaps - len(means)) / self.swaps
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 stands for an end at 0
+            reach = np.sqrt(np.maximum(0.0, centre**2 - np.maximum(0.0, centre - means) ** 2))
+            other = 2 * stats.norm.sf(np.nan_to_num(reach / math.sqrt(self.variance), posinf=math.inf))
+        return min(1.0, float(np.maximum(levels, other)[means > 0].min(initial=1.0)))
+
+
+def mean_swap_test(
+    values: FloatArray,
+    weights: FloatArray | None = None,
+    units: IntArray | None = None,
+    *,
+    variance: float = 0.0,
+    resamples: int = RESAMPLES,
+) -> SwapTest:
+    """The two-sided swap test of a weighted mean of values, with its interval at every level.
+
+    Args:
+        values: Value of each pair, whose sign a swap changes under the null hypothesis, shape [P]; finite.
+        weights: Positive weights, shape [P]; equal by default.
+        units: As of `swap_test`.
+        variance: As of `Inversion`.
+        resamples: As of `swap_test`.
+
+    Raises:
+        ValueError: If a value is not finite.
+
+    Example:
+        >>> found = mean_swap_test(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))  # 2 of 64 swaps
+        >>> found.p_value, found.interval(0.05).ends
+        (0.03125, [1.0, 6.0])
+    """
+    weights = np.ones(len(values)) if weights is None else weights
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite: rank diverged runs last before testing")
+    sums, sizes = unit_sums(values * weights, units), unit_sums(weights, units)
+    scale = float(np.abs(values * weights).max(initial=0.0))
+    return _inverted(sums, sizes, scale, resamples, variance)
+
+
+def ratio_swap_test(
+    ours: FloatArray, theirs: FloatArray, units: IntArray | None = None, *, resamples: int = RESAMPLES
+) -> tuple[float, SwapTest]:
+    """The log of the ratio of two sums of matched sizes, and its swap test.
+
+    If the true ratio is r, a swap exchanges r times theirs with ours: the ratio of the sums over the pairs
+    that are swapped takes the place of their mean.
+
+    Args:
+        ours: Sizes, not negative, shape [P].
+        theirs: Sizes of the other, not negative, shape [P].
+        units: As of `swap_test`.
+        resamples: As of `swap_test`.
+
+    Example:
+        >>> ratio, found = ratio_swap_test(np.arange(1.0, 7.0), 2 * np.arange(1.0, 7.0))
+        >>> round(math.exp(ratio), 3), found.p_value, np.exp(found.interval(0.05).ends).round(3).tolist()
+        (0.5, 0.03125, [0.5, 0.5])
+    """
+    least = np.finfo(float).tiny + _LEAST * float(ours.sum() + theirs.sum())
+    ours, theirs = (np.maximum(unit_sums(sizes, units), least) for sizes in (ours, theirs))
+    ratio = math.log(ours.sum() / theirs.sum()) if len(ours) else 0.0
+    scale = float(np.maximum(ours, theirs).max(initial=0.0))
+    return ratio, _inverted(ours - theirs, theirs, scale, resamples, transform=np.log1p)
+
+
+def _inverted(
+    sums: FloatArray,
+    sizes: FloatArray,
+    scale: float,
+    resamples: int,
+    variance: float = 0.0,
+    transform: Callable[[FloatArray], FloatArray] = np.asarray,
+) -> SwapTest:
+    """The test that the sums, each less its size times the true difference, change their sign under swaps.
+
+    Args:
+        sums: Sum of each unit, shape [units].
+        sizes: Its positive size.
+        scale: Size of the terms of the sums, to which rounding errors are relative.
+        resamples: As of `swap_test`.
+        variance: As of `Inversion`.
+        transform: Increasing function of differences, 0 at 0, of whose values the interval is.
+    """
+    tolerance = scale * TIE
+    signs, exact = swap_signs(len(sums), resamples)
+    swapped = np.concatenate([np.ones((1, len(sums))), signs < 0])
+    swapped = swapped[swapped.any(axis=1)]  # first the whole, then the swaps that change any unit
+    parts = swapped @ sums
+    parts[np.abs(parts) <= tolerance] = 0.0
+    means = transform(parts / (swapped @ sizes)) if len(sums) else np.zeros(1)
+    inversion = Inversion(float(means[0]), np.sort(means[1:]), len(signs) + (not exact), variance)
+    informative = int((np.abs(sums) > tolerance).sum())
+    least = min(1.0, max(2.0 ** (1 - informative), 0.0 if exact else 2 / inversion.swaps))
+    return SwapTest(inversion.p_value, least, informative, len(signs), exact, inversion.interval)

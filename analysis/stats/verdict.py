@@ -16,9 +16,8 @@ from analysis.stats.claims import Claim
 from analysis.stats.contrast import LOG_RATIO, Contrast, TTest, mean_of, over_blocks
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
-from analysis.stats.inversion import mean_swap_test
 from analysis.stats.pairs import Pairs
-from analysis.stats.swaps import SwapTest
+from analysis.stats.swaps import SwapTest, mean_swap_test
 from analysis.stats.text import (
     count,
     evidence_text,
@@ -141,7 +140,7 @@ class Verdict:
             return Outcome.BETTER if (value > 0) == self.claim.higher_is_better else Outcome.WORSE
         # Both one-sided tests of equivalence reject, each at the level: TOST
         both = self._interval(2 * self.level) if self.margin else None
-        if self.margin and both and -self.margin < both.low and both.high < self.margin:
+        if self.margin and both and both.within(self.margin):
             return Outcome.EQUIVALENT
         possible = math.isnan(self.attainable) or self.attainable <= alpha
         return Outcome.INCONCLUSIVE if possible else Outcome.CANNOT_REJECT

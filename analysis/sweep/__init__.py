@@ -6,6 +6,6 @@ from analysis.sweep.coordinator import (
     State as State,
     survey as survey,
 )
-from analysis.sweep.lock import Locked as Locked, lock as lock
+from analysis.sweep.lock import lock as lock
 from analysis.sweep.progress import Clock as Clock, Progress as Progress, duration as duration
 from analysis.sweep.store import Store as Store

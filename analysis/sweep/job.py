@@ -28,8 +28,8 @@ from analysis.design.cells import RATE, RUNS
 from analysis.design.fingerprint import environment
 from analysis.results import Cell, layout
 from analysis.results.curves import curves, last_completions
+from analysis.results.keys import flat
 from analysis.results.layout import RESULT_SCHEMA
-from analysis.results.plan import flat
 from analysis.sweep.store import Store
 from lit_klrb import schema
 from lit_klrb.errors import CELL, OUTAGE

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.design import Expansion
 from analysis.design.examination import examine
@@ -17,26 +17,16 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 
 
-class Locked(NamedTuple):
-    """The result of locking a plan.
-
-    Args:
-        changes: Differences from the plan that was locked before, one line per key.
-        arms: Label -> properties of the arm.
-    """
-
-    changes: list[str]
-    arms: Mapping[str, Arm]
-
-
-def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> Locked:
+def lock(
+    plan: Plan, expansion: Expansion, directory: Path, *, record: bool
+) -> tuple[list[str], Mapping[str, Arm]]:
     """Write the plan with its hash to the sweep's directory.
 
     Before a cell has started, a new plan replaces the old one without a record. From then on, changes are
     recorded in the history, with the number of results that could have been seen.
 
     Returns:
-        Differences from the locked plan, and properties of the arms.
+        Differences from the locked plan, one line per key, and the properties of each arm by label.
 
     Raises:
         DamagedFileError: If the locked plan was edited by hand.
@@ -63,7 +53,7 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         document = lock_document(plan, content, expansion.cells, published=published)
         if not (path.exists() and path.read_bytes() == document):
             write_atomically(path, document)
-        return Locked([], arms)
+        return [], arms
     was, blocks = [*before.plan.grid.blocks], [*plan.grid.blocks]
     if was != blocks and {*was} == {*blocks}:  # replicate r is in block r mod B
         altered.append(f"plan.grid.blocks: in the order {', '.join(was)} -> {', '.join(blocks)}")
@@ -71,7 +61,7 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         cells = expansion.cells
         document = lock_document(plan, content, cells, before=before, published=published, changes=altered)
         write_atomically(path, document)
-    return Locked(altered, arms)
+    return altered, arms
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[str]:

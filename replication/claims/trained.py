@@ -11,7 +11,7 @@ import numpy as np
 from analysis.checks import load_sweep
 from analysis.results.store import DamagedFileError, read_json
 from analysis.results.sweep import Sweep
-from analysis.stats.claims import FRONTIER_SHARE, KL_DECIDES
+from analysis.stats.claims import KL_DECIDES
 from analysis.stats.comparison import share_verdict
 from analysis.stats.contrast import log_kl_contrast
 from analysis.stats.matching import match
@@ -24,7 +24,7 @@ from lit_klrb.errors import ConfigurationError
 NUMBERS = "results.json"
 _ALPHA = 0.05
 # The option of prefix rewards; the first is its name in 0.1, under which sweeps are published.
-_PREFIX = {"model.init_args.prefix_rewards", "model.init_args.prefix_reward_every"}
+_PREFIX = {"model.prefix_rewards", "model.prefix_reward_every"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ def kl_finding(pairs: Pairs, sweep: Sweep) -> Verdict:
 
 def share_finding(pairs: Pairs, sweep: Sweep, cut: float = np.inf) -> Verdict:
     """The share of the frontier of both arms with a KL below `cut`, in nats."""
-    return share_verdict(FRONTIER_SHARE, pairs, cut)
+    return share_verdict(pairs, cut)
 
 
 @functools.cache

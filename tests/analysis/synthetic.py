@@ -28,6 +28,17 @@ def publish(folder: Path, result: Mapping[str, Any]) -> Path:
     return path
 
 
+def grid_results(runs: Path, arm: str | None = None) -> dict[tuple[str, int, int], dict]:
+    """The content of the published results of the grid, or of an arm, by (arm, beta index, replicate)."""
+    found = {}
+    for path in sorted((runs / "results").glob("*.json")):
+        content = json.loads(path.read_bytes())
+        where = content["cell"]
+        if where["arm"] and arm in (None, where["arm"]):
+            found[where["arm"], where["beta_index"], where["replicate"]] = content
+    return found
+
+
 def cell(stage: str, point: tuple[str, int, int] | None = None, *, betas=BETAS, seed=None, needs=()) -> dict:
     estimator, level, replicate = point or (None, None, None)
     default = 7 if point is None else 1000 * level + replicate

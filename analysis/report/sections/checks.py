@@ -1,13 +1,11 @@
-"""Checks: noise of the evaluation, stability of training, size and power of the primary test."""
+"""Checks: noise of the evaluation, size and power of the primary test."""
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.report.power import spreads
-from analysis.stats import Comparison, Verdict
+from analysis.stats import Comparison
 from analysis.stats.contrast import rejections
 from analysis.stats.matching import matched_evaluations
 from analysis.stats.power import (
@@ -20,7 +18,6 @@ from analysis.stats.power import (
 )
 from analysis.stats.scenario import scenario_of
 from analysis.stats.text import count, fixed, number
-from lit_klrb import schema
 
 # True advantages in reward, or in log KL where the KL decides, in units of its spread between replicates; at
 # 0 the rate is the size.
@@ -167,83 +164,3 @@ def evaluation_noise(assessment: Assessment) -> Section | None:
             for name, shares in found.items()
         },
     )
-
-
-def stability(assessment: Assessment) -> Section | None:
-    """Spread between replicates over training, roughness within runs, and diverged runs."""
-    found = {
-        (one.pairs.treatment, metric): verdicts
-        for one in assessment.comparisons
-        for metric in (schema.REWARD, schema.KL)
-        if (verdicts := _of_curves(one, metric))
-    }
-    if not found or assessment.withheld:
-        return None
-    return Section(
-        "stability",
-        "Stability of training",
-        paragraphs=[
-            "Spread is the sum over replicates of the absolute deviation from their median at the same step, "
-            "β and arm. For the KL it is that of its logarithm, as the spread of a KL increases with its "
-            "level. The ratio of spreads is that of their sums over all training steps, in each of which "
-            "that of both arms is 1. These tests are descriptive and listed with the others."
-        ],
-        tables=[_stability_table(found), *_collapses(assessment.comparisons)],
-        folded=True,
-        numbers={
-            f"{arm}, {metric}": {
-                "log_ratio": spread.estimate.value,
-                "p": spread.test.p_value,
-                "p_adjusted": spread.adjusted,
-                "p_any_step": at_any_step.test.p_value,
-                "outcome": spread.outcome.value,
-            }
-            for (arm, metric), (spread, at_any_step, _) in found.items()
-        },
-    )
-
-
-def _of_curves(comparison: Comparison, metric: str) -> list[Verdict]:
-    """The verdicts on a metric's curves: the spread, the spread at any step, the roughness; or none."""
-    keys = (f"spread_{metric}", f"spread_{metric}_at_any_step", f"roughness_{metric}")
-    return [verdict for key in keys if (verdict := comparison.of(key)) is not None]
-
-
-def _stability_table(found: Mapping[tuple[str, str], Sequence[Verdict]]) -> Table:
-    return Table.of(
-        "Spread between replicates relative to the control, each training step counting the same, with its "
-        "simultaneous interval. Any step: test of the largest ratio at a single "
-        "step, corrected for the number of steps. Roughness: squared increments within runs, relative to the "
-        "control. All p-values are corrected over all descriptive tests.",
-        found.items(),
-        ("Arm", lambda row: row[0][0]),
-        ("Metric", lambda row: "reward" if row[0][1] == schema.REWARD else "log KL"),
-        ("Ratio", lambda row: float(np.exp(row[1][0].estimate.value))),
-        ("Interval", lambda row: row[1][0].interval and row[1][0].interval.exp()),
-        ("p", lambda row: number(row[1][0].adjusted, 2)),
-        ("p, any step", lambda row: number(row[1][1].adjusted, 2)),
-        ("Roughness", lambda row: float(np.exp(row[1][2].estimate.value))),
-        ("p", lambda row: number(row[1][2].adjusted, 2)),
-        ("Verdict on the spread", lambda row: row[1][0].label),
-    )
-
-
-def _collapses(comparisons: Sequence[Comparison]) -> list[Table]:
-    """The pairs with diverged runs, if there are any."""
-    if not any(comparison.pairs.diverged.any() for comparison in comparisons):
-        return []
-    rows = []
-    for comparison in comparisons:
-        ours, theirs = comparison.pairs.diverged.T
-        alone = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-        verdict = comparison.of("collapses")
-        p_value = "–" if verdict is None else number(verdict.adjusted, 2)
-        rows.append((comparison.pairs.treatment, *map(str, alone), str(int((ours & theirs).sum())), p_value))
-    return [
-        Table(
-            "Matched pairs with diverged runs; exact McNemar test of pairs in which only one run diverged, "
-            "corrected over all descriptive tests.",
-            ("Arm", "Only it diverged", "Only the control diverged", "Both", "p"),
-            rows,
-        )
-    ]

@@ -1,5 +1,6 @@
 """Fig. 2 and the table of tests: paired differences in J and in reward at matched KL."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,14 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, Look, legend_lines, looks, sheet, thinned, thinning
 from analysis.stats import Comparison, Pairs, Verdict
-from analysis.stats.contrast import Contrast, block_means, equal_betas, kl_contrast, objective_contrast
+from analysis.stats.contrast import (
+    LOG_RATIO,
+    Contrast,
+    block_means,
+    equal_betas,
+    kl_contrast,
+    objective_contrast,
+)
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import (
@@ -138,13 +146,17 @@ def _tests(assessment: Assessment) -> Table:
         "interval are of one test, simultaneous in its family (Bonferroni): an interval excludes 0 if and "
         f"only if the corrected p is at most {alpha:g}. Their levels: {levels}; intervals of "
         "frontier shares, 95% each, are of so many independent points, which those of a frontier are not. "
-        "The hypervolume is that of each replicate's runs, "
-        "on log KL and reward, up to the worst of any run. “Least p” is the smallest attainable corrected p.",
+        "The hypervolume is that of each replicate's runs, on log KL and reward, up to the worst of any run. "
+        "The spread between replicates is the sum of absolute deviations from their median at the same step, "
+        "β and arm, for the KL that of its logarithm; its ratio is over all training steps, in each of which "
+        "that of both arms is 1. Roughness is that of squared increments within runs. “collapses” is "
+        "McNemar's exact test of pairs in which only one run diverged. “Least p” is the smallest attainable "
+        "corrected p.",
         [verdict for comparison in comparisons for verdict in comparison.verdicts],
         ("Test", lambda verdict: f"{verdict.claim.key}: {verdict.claim.subject}"),
         ("Arm", lambda verdict: verdict.treatment),
         ("Estimate", _estimate),
-        ("Interval", lambda verdict: ends_text(verdict.interval)),
+        ("Interval", lambda verdict: ends_text(_shown(verdict))),
         (p_value, lambda verdict: number(verdict.test.p_value, 2)),
         ("p (corrected)", lambda verdict: number(verdict.adjusted, 2)),
         ("Least p", lambda verdict: number(verdict.attainable, 2)),
@@ -152,10 +164,16 @@ def _tests(assessment: Assessment) -> Table:
     )
 
 
+def _shown(verdict: Verdict) -> Interval | None:
+    """The interval of a verdict; that of a ratio instead of its logarithm."""
+    return verdict.interval and verdict.interval.exp() if verdict.unit == LOG_RATIO else verdict.interval
+
+
 def _estimate(verdict: Verdict) -> str:
-    share = verdict.share
+    share, value = verdict.share, verdict.estimate.value
     if share is None:
-        return f"{signed(verdict.estimate.value)} {verdict.unit}"
+        ratio = verdict.unit == LOG_RATIO
+        return f"ratio {number(math.exp(value))}" if ratio else f"{signed(value)} {verdict.unit}"
     return f"{share_text(share)}; |F| = {share.total}, D = {share.discordant}"
 
 

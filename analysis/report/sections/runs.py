@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.results.plan import by_beta
+from analysis.results.keys import by_beta
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.contrast import block_means, most_unseen
@@ -33,11 +33,6 @@ def completions(assessment: Assessment) -> Section | None:
         paragraphs=["The first prompts of the evaluation, not selected; prompt and completion as one text."],
         tables=tables[middle : middle + 1],
         details=tables[:middle] + tables[middle + 1 :],
-        numbers={
-            run.cell.id: [[one.reward_at_start, one.reward] for one in run.completions]
-            for runs in found
-            for run in runs
-        },
     )
 
 
@@ -83,17 +78,7 @@ def arms(assessment: Assessment) -> Section | None:
         ("Estimator of the KL", lambda row: (row[1].estimator or "none") + " (biased)" * row[1].biased),
         ("Its gradient optimises", lambda row: row[1].optimises or "–"),
     )
-    return Section(
-        "arms",
-        "What was compared",
-        paragraphs=biased_arms(sweep),
-        tables=[table],
-        numbers={
-            label: {"overrides": overrides[label], "estimator": arm.estimator, "optimises": arm.optimises}
-            | {"biased": arm.biased}
-            for label, arm in sweep.locked.arms.items()
-        },
-    )
+    return Section("arms", "What was compared", paragraphs=biased_arms(sweep), tables=[table])
 
 
 def biased_arms(sweep: Sweep) -> list[str]:
@@ -247,7 +232,6 @@ def hyperparameters(assessment: Assessment) -> Section | None:
         "Hyperparameters",
         tables=[of_arms] if different else (),
         details=[of_all] if shared else (),
-        numbers={"shared": dict(shared), "different": {key: values for key, *values in different}},
     )
 
 

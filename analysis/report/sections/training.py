@@ -140,20 +140,7 @@ def training_curves(assessment: Assessment) -> Section | None:
     figures = [figure for figure in drawn if figure is not None]
     if not figures:
         return None
-    return Section(
-        "curves",
-        "Training curves",
-        figures=figures,
-        tables=_lost(assessment),
-        numbers={
-            run.cell.id: {
-                f"{source}/{metric}": float(curve.value[-1])
-                for source, metric in product(SOURCES, METRICS)
-                if (curve := _curve(run, source, metric)) is not None
-            }
-            for run in assessment.sweep.grid.values()
-        },
-    )
+    return Section("curves", "Training curves", figures=figures, tables=_lost(assessment))
 
 
 def _lost(assessment: Assessment) -> list[Table]:

@@ -1,10 +1,9 @@
 """Functions for tests that read the page of a sweep and its numbers."""
 
-import json
 from html.parser import HTMLParser
 
 import pytest
-from synthetic import write_sweep
+from synthetic import grid_results as grid_results, write_sweep
 
 from analysis.report import figures
 from analysis.report.assessment import load_assessment
@@ -61,17 +60,6 @@ def text_of(runs) -> str:
 
 def numbers(runs):
     return summary_numbers(load_assessment(runs))
-
-
-def grid_results(runs):
-    """The content of the published results of the grid, by (arm, beta index, replicate)."""
-    found = {}
-    for path in (runs / "results").glob("*.json"):
-        content = json.loads(path.read_text())
-        where = content["cell"]
-        if where["arm"]:
-            found[where["arm"], where["beta_index"], where["replicate"]] = content
-    return found
 
 
 @pytest.fixture

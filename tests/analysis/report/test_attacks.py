@@ -1,12 +1,11 @@
 """Files changed so that an arm looks better: no verdict, or a line on the page."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import yaml
-from synthetic import edit_plan, fail, publish, settle, write_sweep
+from synthetic import edit_plan, fail, grid_results, publish, settle, write_sweep
 
 from analysis.design.imported import import_runs
 from analysis.report.assessment import load_assessment
@@ -16,21 +15,10 @@ from analysis.stats import Outcome
 ARM, CONTROL = "RaoBlackwell", "MonteCarlo"
 SETTINGS = {
     "model.class_path": "RLOOModule",
-    "model.reference_path": "hub/reference",
     "model.reward_path": "grammar",
-    "model.reward_output": "log_odds",
-    "model.max_new_tokens": 40,
     "model.stop_at_eos": True,
     "model.temperature": 1.0,
-    "model.evaluation_completions": 4,
-    "model.final_evaluation_completions": 8,
-    "model.evaluation_seed": 0,
-    "model.completions_per_prompt": 4,
-    "model.learning_rate": 0.001,
-    "data.source": "grammar",
     "data.eval_size": 256,
-    "data.max_prompt_tokens": 8,
-    "data.train_size": 512,
     "trainer.precision": "32-true",
     "trainer.gradient_clip_val": 1.0,
 }
@@ -60,20 +48,11 @@ def runs(honest, tmp_path):
     return shutil.copytree(honest, tmp_path / "runs")
 
 
-def results(runs, arm=None):
-    """The runs of the grid, or of an arm: place -> content."""
-    contents = [json.loads(path.read_bytes()) for path in sorted((runs / "results").glob("*.json"))]
-    found = {
-        tuple(made["cell"][key] for key in ("arm", "beta_index", "replicate")): made for made in contents
-    }
-    return {place: made for place, made in found.items() if place[0] and arm in (None, place[0])}
-
-
 def change(arm, edit, *, settled=False):
     """An attack that publishes every run of an arm anew, with a valid checksum."""
 
     def attack(runs):
-        for made in results(runs, arm).values():
+        for made in grid_results(runs, arm).values():
             edit(made)
             publish(runs / "results", settle(made) if settled else made)
 
@@ -101,7 +80,7 @@ def copied(source, target, edit=lambda made: None):
     """An attack that publishes a run as that of another cell."""
 
     def attack(runs):
-        found = results(runs)
+        found = grid_results(runs)
         made = {**found[source], **{key: found[target][key] for key in ("id", "cell")}}
         made["settings"] |= {"kl.beta": found[target]["cell"]["beta"]}
         edit(made)
@@ -143,7 +122,7 @@ def planned(key, value):
 
 def lost(runs):
     """The best runs of the control become failures."""
-    found = results(runs, CONTROL)
+    found = grid_results(runs, CONTROL)
     for place in sorted(found, key=lambda place: -found[place]["final"]["reward"])[:3]:
         fail(runs, place)
         (runs / "results" / f"{found[place]['id']}.json").unlink()
@@ -156,31 +135,13 @@ def seeds(document):
 
 DIFFER = "the runs differ in settings that the plan does not change: "
 START = "before the first step differs between arms"
-OTHERS = {
-    "model.reference_path": "hub/other",
-    "model.reward_path": "mine:reward",
-    "model.reward_output": "probability",
-    "model.max_new_tokens": 80,
-    "model.stop_at_eos": False,
-    "model.temperature": 0.7,
-    "model.evaluation_completions": 8,
-    "model.final_evaluation_completions": 1,
-    "model.evaluation_seed": 1,
-    "model.completions_per_prompt": 16,
-    "model.learning_rate": 0.002,
-    "data.source": "hub/other",
-    "data.eval_size": 32,
-    "data.max_prompt_tokens": 4,
-    "data.train_size": 64,
-    "trainer.precision": "bf16-mixed",
-    "trainer.gradient_clip_val": 100.0,
-}
+OTHERS = {"model.reward_path": "mine:reward", "model.stop_at_eos": False, "data.eval_size": 32}
 WITHHELD = {
     **{f"{key} in one arm": (setting(key, value), f"{DIFFER}{key}") for key, value in OTHERS.items()},
     "a setting in one run": (
         lambda runs: publish(
             runs / "results",
-            (made := results(runs)[ARM, 0, 0]) | {"settings": made["settings"] | {"model.top_p": 1}},
+            (made := grid_results(runs)[ARM, 0, 0]) | {"settings": made["settings"] | {"model.top_p": 1}},
         ),
         f"{DIFFER}model.top_p",
     ),
@@ -196,10 +157,6 @@ WITHHELD = {
     "a temperature of one arm in the plan": (
         planned("model.temperature", 0.7),
         "the arms were evaluated with other values of model.temperature",
-    ),
-    "a precision of one arm in the plan": (
-        planned("trainer.precision", "bf16-mixed"),
-        "the arms were evaluated with other values of trainer.precision",
     ),
     "other prompts of the same number": (
         change(ARM, lambda made: made["rows_sha256"].update(validation="ef" * 32)),
@@ -226,10 +183,6 @@ WITHHELD = {
         "10 runs of 10 seeds have the same weights",
     ),
     "null rewards of the control": (change(CONTROL, void), "has no reward or no KL, though"),
-    "rewards of the control as if diverged": (
-        change(CONTROL, lambda made: void(made, state="diverged")),
-        "its last evaluation has both: it did not diverge",
-    ),
     "no reward of the control": (
         change(CONTROL, lambda made: made["final"].pop("reward")),
         "its last evaluation has both: it did not diverge",
@@ -271,16 +224,6 @@ WITHHELD = {
         ),
         "have different seeds",
     ),
-    "seeds of one arm in its results": (
-        change(ARM, lambda made: made["cell"].update(seed=made["cell"]["seed"] + 1)),
-        "its seed is 1, the plan has 0",
-    ),
-    "another level in the plan": (
-        lambda runs: edit_plan(
-            runs, lambda document: document["content"]["plan"]["primary"].update(alpha=0.3), rehash=False
-        ),
-        "does not have the hash",
-    ),
     "a beta of one cell": (
         lambda runs: edit_plan(runs, lambda document: document["cells"][-1].update(beta=0.01)),
         "its beta is 0.01, expected 0.3",
@@ -316,7 +259,7 @@ TOLD = {
     "the best runs of the control deleted": (
         lambda runs: [
             (runs / "results" / f"{made['id']}.json").unlink()
-            for made in list(results(runs, CONTROL).values())[:3]
+            for made in list(grid_results(runs, CONTROL).values())[:3]
         ],
         "3 of 20 planned runs have no result yet",
     ),
@@ -375,7 +318,8 @@ def imported(folder, log, columns=STEPS, **mapping):
     (folder / "log.csv").write_text(text)
     content = {"name": "theirs", "columns": columns, "primary": {"control": "mc"}, **mapping}
     (folder / "mapping.yaml").write_text(yaml.safe_dump(content))
-    return load_assessment(import_runs(folder / "log.csv", folder / "mapping.yaml", folder / "theirs"))
+    import_runs(folder / "log.csv", folder / "mapping.yaml", folder / "theirs")
+    return load_assessment(folder / "theirs")
 
 
 def each(arm, key, of):
@@ -445,12 +389,6 @@ IMPORTS = {
         "`kl_unit: sequence` (all KLs are KL(policy ‖ reference), summed over a completion)",
     ),
     "a negative mean KL": (each("rb", "kl", lambda row: -row["kl"]), STATED, True, "the mean KL of rb"),
-    "null rewards of the control": (
-        each("mc", "reward", lambda row: "nan"),
-        STATED,
-        True,
-        "the log ends without a number",
-    ),
     "last rewards of one run of the control": (
         of_run(lambda row: row | ({"reward": "nan"} if row["step"] == 5 else {})),
         STATED,

@@ -39,30 +39,15 @@ def assert_no_verdict(runs, *problems):
     "edit",
     [
         lambda document: document["content"]["plan"]["primary"].update(alpha=0.2),
-        lambda document: document["content"]["plan"]["primary"].update(margins={"objective": 0.6}),
         lambda document: document["cells"][3].update(seed=8),
         lambda document: document.update(history=document["history"] * 2),
-        lambda document: document["history"][0].update(published=3),
-        lambda document: document.update(extra=1),
     ],
-    ids=["alpha", "margins", "cell", "history", "published", "extra"],
+    ids=["alpha", "cell", "history"],
 )
 def test_a_plan_edited_by_hand_gives_no_verdict(runs, edit):
     edit_plan(runs, edit, rehash=False)
     assert_no_verdict(runs, "plan.json: does not have the hash")
     assert numbers(runs)["plan"]["recomputed"] is False
-
-
-def test_a_history_removed_by_hand_gives_no_verdict(runs):
-    def grown(document):
-        (first,) = document["history"]
-        version = {**first, "previous": document["hash"], "published": 9, "changes": ["x: 1 -> 2"]}
-        document["history"].append(version)
-
-    edit_plan(runs, grown)
-    assert numbers(runs)["plan"]["changed_after_results"]
-    edit_plan(runs, lambda document: document["history"].pop(), rehash=False)
-    assert_no_verdict(runs, "plan.json: does not have the hash")
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.25])

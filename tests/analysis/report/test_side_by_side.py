@@ -9,7 +9,7 @@ from synthetic import diverge, edit_plan, write_sweep
 
 from analysis.checks import load_sweep
 from analysis.cli import main
-from analysis.report.side_by_side import arm_differences, replicate_means
+from analysis.report.side_by_side import arm_differences, common_betas, replicate_means
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +42,14 @@ def at(run, arm, beta, replicate):
 
 
 def test_differences_are_welchs_over_the_common_betas(sweeps):
-    found = {one.ours: one for one in arm_differences(*map(load_sweep, sweeps))}
-    assert found["MonteCarlo"].theirs == "MonteCarlo"
-    assert found["K3Loss"].theirs == "MonteCarlo", "the control, as the first sweep has no such arm"
-    for arm, one in found.items():
-        assert one.betas == (0.1, 0.2)
-        ours = objective(sweeps[1], arm, one.betas)
-        theirs = objective(sweeps[0], "MonteCarlo", one.betas)
+    read = [load_sweep(sweep) for sweep in sweeps]
+    assert common_betas(*read) == [0.1, 0.2]
+    for arm, (counterpart, estimate) in arm_differences(*read).items():
+        assert counterpart == "MonteCarlo", "the control, as the first sweep has no other such arm"
+        ours, theirs = objective(sweeps[1], arm, [0.1, 0.2]), objective(sweeps[0], counterpart, [0.1, 0.2])
         expected = stats.ttest_ind(ours, theirs, equal_var=False)
-        assert one.estimate.p_value == pytest.approx(expected.pvalue)
-        interval = one.estimate.interval()
+        assert estimate.p_value == pytest.approx(expected.pvalue)
+        interval = estimate.interval()
         assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval()))
 
 
@@ -83,9 +81,9 @@ def test_invalid_comparisons_are_refused(sweeps, tmp_path, capsys):
 
 def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path):
     other = write_sweep(tmp_path, betas={0: 7.0}, replicates=3)
-    (one, _) = arm_differences(load_sweep(sweeps[0]), load_sweep(other))
-    assert one.betas == ()
-    assert np.isnan(one.estimate.value)
+    found = arm_differences(load_sweep(sweeps[0]), load_sweep(other))
+    assert all(np.isnan(estimate.value) for _, estimate in found.values())
+    assert len(found) == 2
 
 
 def test_invalid_sweeps_have_no_p_value(sweeps, tmp_path, capsys):

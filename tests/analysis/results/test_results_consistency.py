@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from synthetic import ESTIMATORS, edit_plan, publish, settle, write_sweep
+from synthetic import ESTIMATORS, edit_plan, grid_results, publish, settle, write_sweep
 
 from analysis.checks import load_sweep
 from analysis.checks.settings import ignored_overrides
@@ -27,22 +27,11 @@ def runs(tmp_path):
     return tmp_path
 
 
-def grid(runs):
-    """(arm, beta index, replicate) -> path and content of the result."""
-    contents = {path: json.loads(path.read_bytes()) for path in sorted((runs / "results").glob("*.json"))}
-    return {
-        tuple(made["cell"][key] for key in ("arm", "beta_index", "replicate")): made
-        for made in contents.values()
-        if made["cell"]["arm"]
-    }
-
-
 def change(runs, edit, arm="RaoBlackwell"):
     """Publish the results of an arm anew, with a valid checksum."""
-    for place, made in grid(runs).items():
-        if place[0] == arm:
-            edit(made)
-            publish(runs / "results", settle(made))
+    for made in grid_results(runs, arm).values():
+        edit(made)
+        publish(runs / "results", settle(made))
 
 
 def told(runs):

@@ -94,13 +94,6 @@ def test_a_published_value_that_is_no_time_is_named(runs, value):
     assert load_sweep(runs).seconds == {}
 
 
-def test_published_times_of_other_cells_are_named_once(runs):
-    archived(runs, with_checksum(dict.fromkeys([*names(runs), "x", "y" * 10**5], 2.0)))
-    (problem,) = problems(runs)
-    assert problem == "seconds.json: 2 of its ids are of no cell, such as 'x'"
-    assert len(load_sweep(runs).seconds) == 4
-
-
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "3", "[" * 10**5, '{"a": NaN}', "\ufeff", '"\\ud800"', "{}", '{"checksum": "0"}'],

@@ -1,26 +1,15 @@
 """Descriptive results of a sweep, compared with the result files."""
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic import BETAS, write_sweep
+from synthetic import BETAS, grid_results, write_sweep
 
 from analysis.checks import load_sweep
 from analysis.stats.matching import arm_outcomes, compared, start_of
-
-
-def finals(runs):
-    found = {}
-    for path in (runs / "results").glob("*.json"):
-        content = json.loads(path.read_text())
-        where = content["cell"]
-        if where["arm"]:
-            found[where["arm"], where["beta_index"], where["replicate"]] = content["final"]
-    return found
 
 
 def lose(point, made):
@@ -31,7 +20,7 @@ def lose(point, made):
 
 def test_means_and_matched_differences_are_those_of_the_files(tmp_path):
     runs = write_sweep(tmp_path, replicates=4, lift={"RaoBlackwell": 0.3}, edit=lose)
-    values = finals(runs)
+    values = grid_results(runs)
     sweep = load_sweep(runs)
     outcomes = {(one.label, one.beta): one for one in arm_outcomes(sweep, compared(sweep))}
     assert len(outcomes) == 6
@@ -42,7 +31,7 @@ def test_means_and_matched_differences_are_those_of_the_files(tmp_path):
         assert (found.n, found.diverged) == (len(kept), int(lost))
 
         def j(arm, replicate, index=index, beta=beta):
-            final = values[arm, index, replicate]
+            final = values[arm, index, replicate]["final"]
             return final["reward"] - beta * final["kl"]
 
         mine = [j(label, r) for r in kept]

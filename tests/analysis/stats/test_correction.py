@@ -9,9 +9,8 @@ from designs import draw_pairs
 from statsmodels.stats.multitest import multipletests
 
 from analysis.stats import Rules, compare
-from analysis.stats.inversion import mean_swap_test, ratio_swap_test
 from analysis.stats.primary import Tuned, one_step
-from analysis.stats.swaps import swap_test
+from analysis.stats.swaps import mean_swap_test, ratio_swap_test, swap_test
 
 
 def test_it_is_bonferronis_over_the_tests_that_were_run():

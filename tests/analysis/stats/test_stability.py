@@ -9,7 +9,7 @@ from generators import draw_curves
 
 from analysis.stats.comparison import roughness_contributions, spread_test
 from analysis.stats.frontier import hypervolume, hypervolume_differences
-from analysis.stats.inversion import mean_swap_test
+from analysis.stats.swaps import mean_swap_test
 
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
 
