@@ -1,14 +1,14 @@
 """Scheduling of cells and handling of their exits. Several coordinators can share a directory."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from analysis.results import Cell, DamagedFileError, Plan, layout
-from analysis.sweep.job import BUSY, STOPPED, USAGE, Job, software
+from analysis.sweep.job import BUSY, MISPLACED, STOPPED, USAGE, Job, software
 from analysis.sweep.launchers import Exit, Launcher
 from analysis.sweep.lock import lock_choice
 from analysis.sweep.progress import Clock, Progress, duration
@@ -120,6 +120,8 @@ class Coordinator:
         self._stopped = False
         self._outages: Counter[str] = Counter()
         self._not_before: dict[str, float] = {}
+        # What a machine lacks -> cells that it was given
+        self._misplaced: defaultdict[str, set[str]] = defaultdict(set)
         self._trimmed = time.monotonic()
         self._token = store.token(create=True)
         # Where cells run on other machines, those are compared with this one
@@ -209,6 +211,12 @@ class Coordinator:
             self._ran += 1
             self._settle(cell)
         elif code == BUSY or self._stopped:
+            self._states[cell.id] = State.TODO
+        elif code == MISPLACED and cell.id not in self._misplaced[exit.reason]:
+            # It says nothing about the cell, which counts only if the launcher gives it to that machine again
+            if not self._misplaced[exit.reason]:
+                self._progress.line(f"{exit.reason}; its cells run elsewhere")
+            self._misplaced[exit.reason].add(cell.id)
             self._states[cell.id] = State.TODO
         else:
             reason = exit.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")

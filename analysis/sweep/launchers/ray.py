@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from analysis.sweep.job import FAILED, Job
+from analysis.sweep.job import FAILED, MISPLACED, Job
 from analysis.sweep.launchers import Exit, Options
 from analysis.sweep.launchers.local import run_forked
 from lit_klrb.errors import ConfigurationError, brief
@@ -17,7 +17,8 @@ from lit_klrb.errors import ConfigurationError, brief
 class RayLauncher:
     """Runs one Ray task per cell.
 
-    Every Ray worker has a server with the libraries imported, from which its cells are forked.
+    Every Ray worker has a server with the libraries imported, from which its cells are forked. A node that
+    cannot run cells, as it lacks the directory or has other software, is given one and then no more.
 
     Args:
         options: The address is auto or host:port of a running cluster; None starts one on this machine.
@@ -40,14 +41,27 @@ class RayLauncher:
         where = {"address": options.address} if options.address else {"address": "local", **own}
         ray.init(log_to_driver=False, logging_level="ERROR", **where)
         self._ray: Any = ray
-        self._run = ray.remote(num_cpus=options.threads, max_retries=0)(run_forked)
+        self._run = ray.remote(num_cpus=options.threads, max_retries=0)(_on_node)
         self.slots = options.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // options.threads)
+        self._threads = options.threads
         self._running: dict[Any, str] = {}
+        self._unfit: set[str] = set()
 
     def submit(self, job: Job) -> None:
-        """Submit a job to Ray; it starts when a node has free CPUs."""
-        elsewhere = replace(job, directory=job.directory.absolute())
-        self._running[self._run.remote(elsewhere)] = job.cell.id
+        """Submit a job to Ray; it starts when a node has free CPUs.
+
+        Raises:
+            OSError: If no node can run it.
+        """
+        elsewhere, run = replace(job, directory=job.directory.absolute()), self._run
+        if self._unfit:
+            sizes = {
+                node["NodeID"]: node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]
+            }
+            if all(node in self._unfit or size < self._threads for node, size in sizes.items()):
+                raise OSError("no node of the cluster can run it")
+            run = run.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(self._unfit))})"})
+        self._running[run.remote(elsewhere)] = job.cell.id
 
     def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""
@@ -58,7 +72,9 @@ class RayLauncher:
         exits = []
         for task in ended:
             try:
-                code, reason = self._ray.get(task)
+                code, reason, node = self._ray.get(task)
+                if code == MISPLACED:
+                    self._unfit.add(node)
             except self._ray.exceptions.RayError as error:
                 # The worker or its node has failed, and the cell with it
                 code, reason = FAILED, brief(error)
@@ -75,3 +91,11 @@ class RayLauncher:
         self.ask_to_stop()
         self._running.clear()
         self._ray.shutdown()
+
+
+def _on_node(job: Job) -> tuple[int, str, str]:
+    """Run a cell; return its exit code, why, and Ray's name of the node."""
+    import ray
+
+    code, reason = run_forked(job)
+    return code, reason, ray.get_runtime_context().get_node_id()

@@ -66,9 +66,10 @@ def launcher(store):
 
 @pytest.fixture
 def run(project, cells, store, launcher):
-    def run():
+    def run(console=None):
         plan = read_plan(project.directory / "plan.yaml")
-        return Coordinator(plan, cells, store, launcher, Progress("plan", Console(quiet=True))).run()
+        progress = Progress("plan", console or Console(quiet=True))
+        return Coordinator(plan, cells, store, launcher, progress).run()
 
     return run
 
@@ -151,15 +152,20 @@ def test_patience_ends(run, cells, launcher, monkeypatch):
     assert outcome.states[cells[2].id] is State.FAILED
 
 
-def test_a_machine_that_cannot_run_a_cell_says_why(run, cells, store, launcher):
+def test_a_machine_that_cannot_run_cells_costs_each_one_attempt_less_than_it_was_given(
+    run, cells, store, launcher, capsys
+):
     real = launcher.wait
-    launcher.script[cells[4].id] = [MISPLACED] * 3
+    launcher.script[cells[3].id], launcher.script[cells[4].id] = [MISPLACED] * 3, [MISPLACED] * 4
     launcher.wait = lambda seconds: [
         exit._replace(reason="node7 does not have it" if exit.code == MISPLACED else "")
         for exit in real(seconds)
     ]
-    assert run().states[cells[4].id] is State.FAILED
+    states = run(Console()).states
+    assert states[cells[3].id] is State.DONE
+    assert states[cells[4].id] is State.FAILED
     assert store.failure(cells[4].id)["error"] == "node7 does not have it"
+    assert capsys.readouterr().out.count("node7 does not have it; its cells run elsewhere") == 1
 
 
 def test_a_usage_error_stops_its_arm_after_one_cell_and_no_other(run, cells, store, launcher):
