@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_klrb import schema
+from lit_klrb.errors import refusing
 
 # Prefixes of metrics that are published; others, such as speed, differ between repetitions of a run.
 _CURVES = ("train/", "val/")
@@ -25,16 +26,8 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     """
     stitched: dict[str, dict[int, float | None]] = {}
     for path in sorted(metrics.rglob("*.csv"), key=_attempt):
-        text = path.read_text()
-        # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
-        rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines(keepends=True))
-        attempt: dict[str, dict[int, float | None]] = {}
-        for row in rows:
-            for name, value in row.items():
-                if name.startswith(_CURVES) and value:
-                    rounded = float(f"{float(value):.{_DIGITS}g}")
-                    points = attempt.setdefault(name, {})
-                    points[int(row[schema.STEP])] = rounded if math.isfinite(rounded) else None
+        with refusing(f"{path} is damaged"):
+            attempt = _points(path.read_text("utf-8"))
         for name, points in attempt.items():
             first, earlier = min(points), stitched.get(name, {}).items()
             stitched[name] = {step: value for step, value in earlier if step < first} | points
@@ -44,13 +37,30 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     }
 
 
+def _points(text: str) -> dict[str, dict[int, float | None]]:
+    """The curves of one attempt: metric -> step -> value."""
+    # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines(keepends=True))
+    found: dict[str, dict[int, float | None]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(_CURVES) and value:
+                rounded = float(f"{float(value):.{_DIGITS}g}")
+                points = found.setdefault(name, {})
+                points[int(row[schema.STEP])] = rounded if math.isfinite(rounded) else None
+    return found
+
+
 def last_completions(run: Path) -> list[dict[str, str]]:
     """The rows of the latest table of completions of a run; empty without one."""
     tables = sorted((run / schema.COMPLETIONS).glob("step_*.csv"))
     if not tables:
         return []
-    with tables[-1].open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    with refusing(f"{tables[-1]} is damaged"), tables[-1].open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+        if not all({"text_at_start", "text"} <= row.keys() and None not in row.values() for row in rows):
+            raise ValueError("a row lacks a text")
+        return rows
 
 
 def _attempt(path: Path) -> int:

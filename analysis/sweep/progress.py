@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+from rich.table import Column
 
 from analysis.results import Cell
 from analysis.results.store import read_time
@@ -67,9 +68,11 @@ class Progress(Bar):
     """
 
     def __init__(self, name: str, console: Console) -> None:
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-        newest = TextColumn("{task.fields[newest]}", markup=False)
-        super().__init__(*columns, newest, console=console, disable=not console.is_terminal)
+        # In a narrow terminal the newest cell takes two lines, and no number is cut
+        count = MofNCompleteColumn(table_column=Column(no_wrap=True))
+        newest = TextColumn("{task.fields[newest]}", markup=False, table_column=Column())
+        columns = TextColumn("{task.description}", markup=False), BarColumn(10), count, newest
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
         self._task = self.add_task(name, newest="")
 
     def counted(self, settled: int, total: int) -> None:

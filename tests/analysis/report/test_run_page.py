@@ -69,3 +69,24 @@ def test_a_damaged_configuration_is_one_line(tmp_path, capsys, content):
     error = capsys.readouterr().err
     assert "config.yaml" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics/attempt_0/metrics.csv", b"step,val/kl\n0,1.5.5\n"),
+        ("metrics/attempt_0/metrics.csv", b"step,val/kl\n0,1,2\n"),
+        ("metrics/attempt_0/metrics.csv", b"step,val/kl\n0,1\xf2\n"),
+        ("completions/step_000002.csv", b"text_at_start,text\nWhy?\n"),
+        ("completions/step_000002.csv", b"something\nelse\n"),
+    ],
+)
+def test_a_damaged_table_is_one_line(tmp_path, capsys, name, content):
+    (tmp_path / "run.json").write_text("{}")
+    for path, rows in (("metrics/attempt_0/metrics.csv", b"step,val/kl\n0,1\n"), (name, content)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(rows)
+    assert main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / name} is damaged: ")
+    assert error.count("\n") == 1

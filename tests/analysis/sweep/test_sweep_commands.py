@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -233,6 +234,12 @@ def test_a_terminal_shows_a_bar_and_a_pipe_lines(cells):
     assert "3/10" in shown[True]
     assert "━" in shown[True]
     assert "last words" in shown[True]
+    out, longest = StringIO(), replace(cells[2], stage="RaoBlackwell" * 4)
+    with Progress("demo", Console(file=out, force_terminal=True, width=100)) as progress:
+        progress.counted(2, 10)
+        progress.settled(longest, results, 95.0)
+    assert "3/10" in out.getvalue()
+    assert "…" not in out.getvalue()
 
 
 def test_shared_stages_are_linked_under_their_names(project):
