@@ -1,13 +1,17 @@
 """Throughput of a run and the shares of its stages."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import lightning as L
 
-from lit_klrb.rollouts.stopwatch import now
 from lit_klrb.studies.base import require_rollouts
+from lit_klrb.studies.pairs import now
 
 UPDATE = "update"
+# The stages that are methods of the pair of models, and those of the module
+STAGES = {"sample": "generate", "score": "statistics", "rewards": "reward"}, {"weigh": "statistics"}
 
 
 @final
@@ -23,6 +27,7 @@ class RolloutThroughput(L.Callback):
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._stages: dict[str, float] = {}
         self._steps = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -30,19 +35,27 @@ class RolloutThroughput(L.Callback):
         require_rollouts(self, trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Start the module's stopwatch."""
-        pl_module.stopwatch.running = True
+        """Take the time of each stage from now on."""
+        for owner, stages in zip((pl_module.pair, pl_module), STAGES, strict=True):
+            for name, stage in stages.items():
+                setattr(owner, name, partial(self._timed, getattr(owner, name), stage))
+
+    def _timed(self, method: Callable[..., Any], stage: str, *args: Any, **settings: Any) -> Any:
+        start = now()
+        result = method(*args, **settings)
+        self._stages[stage] = self._stages.get(stage, 0.0) + now() - start
+        return result
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start timing, and discard stages since the last step, which belong to an evaluation."""
-        pl_module.stopwatch.take()
+        self._stages = {}
         self._start = now()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop timing; log after the last step on a rollout."""
-        step_seconds, stages = now() - self._start, pl_module.stopwatch.take()
+        step_seconds, stages = now() - self._start, self._stages
         stages[UPDATE] = step_seconds - sum(stages.values())
         for stage, seconds in stages.items():
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds

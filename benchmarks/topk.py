@@ -1,6 +1,7 @@
 """Estimates of the KL from the k most likely tokens: bias, variance, memory and time over k."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 from statistics import median
@@ -228,14 +229,14 @@ def memory_table(sizes: tuple[int, ...], rounds: int) -> str:
     space = {}
     for _ in range(rounds):
         for label, topk in variants.items():
-            blocks._WORKSPACE = blocks._Workspace()  # a workspace only grows
+            blocks._WORKSPACE = threading.local()  # a workspace only grows
             start = time.perf_counter()
             loss, _ = tiled_policy_loss(
                 leaves[0], leaves[1], leaves[0].detach(), ref_weight, tokens, ones > 0, ones, ones, topk=topk
             )
             torch.autograd.grad(loss, leaves)
             seconds[label].append(time.perf_counter() - start)
-            buffers = blocks._WORKSPACE._buffers.values()
+            buffers = blocks._WORKSPACE.buffers.values()
             # Tokens, and log-probabilities of both models in float64
             head = 0 if topk is None else rows * topk.k * (8 + 2 * 8)
             space[label] = sum(buffer.numel() * buffer.element_size() for buffer in buffers) + head

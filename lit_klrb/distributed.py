@@ -106,18 +106,6 @@ def gather_rows(tensor: Tensor) -> Tensor:
     return (torch.cat(parts) if tensor.ndim == 1 else stacked(parts)).to(tensor.device)
 
 
-def gather_rollout(stats: TokenStats, mask: Tensor, rewards: Tensor) -> tuple[TokenStats, Tensor, Tensor]:
-    """Statistics, mask and rewards of the completions of all processes.
-
-    Args:
-        stats: Statistics of this process's completions, shape [B, T].
-        mask: True on completion tokens, shape [B, T].
-        rewards: One reward per completion, shape [B].
-    """
-    fields: list[Any] = [None if field is None else gather_rows(field) for field in stats]
-    return TokenStats(*fields), gather_rows(mask), gather_rows(rewards)
-
-
 def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
     """This process's rows of a tensor computed on gathered rows, of which each process has as many.
 
@@ -248,11 +236,6 @@ def sharding_mesh(trainer: L.Trainer) -> "DeviceMesh | None":
     return strategy.device_mesh["data_parallel"] if isinstance(strategy, FSDP2) else None
 
 
-def divides_models(trainer: L.Trainer) -> bool:
-    """Whether models are divided among the processes, which may not have started yet."""
-    return isinstance(trainer.strategy, FSDP2)
-
-
 def cluster_plugins() -> list[ClusterEnvironment]:
     """How processes of a SLURM job find each other; empty elsewhere, where Lightning decides.
 
@@ -270,11 +253,7 @@ def cluster_plugins() -> list[ClusterEnvironment]:
 
 
 def check_strategy(trainer: L.Trainer) -> None:
-    """Check that models are whole in each process, or divided by FSDP2.
-
-    Raises:
-        ConfigurationError: If not; names the strategy.
-    """
+    """Check that models are whole in each process, or divided by FSDP2."""
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy, FSDP2)):
         raise ConfigurationError(
             f"{type(trainer.strategy).__name__} is not supported; use ddp, one device, or fsdp2 for models "

@@ -162,11 +162,7 @@ def is_list(value: Any) -> bool:
 
 
 def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:
-    """Return the scores after checking that all are finite.
-
-    Raises:
-        ConfigurationError: If one is not; names the first such text.
-    """
+    """Return the scores after checking that all are finite."""
     wrong = (~scores.isfinite()).nonzero().flatten().tolist()
     if wrong:
         raise ConfigurationError(

@@ -121,11 +121,10 @@ class ClassifierReward:
         first = next(iter(columns.get(PROMPTS, ())), None)
         chats = self.tokenizer.chat_template is not None and is_messages(first)
         if chats:
-            both, place = (
-                zip(columns[PROMPTS], columns[COMPLETIONS], strict=True),
-                f"{self.name}: a completion",
-            )
-            whole = [Conversation((*prompt, *answer), place) for prompt, answer in both]
+            both = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
+            whole = [
+                Conversation((*prompt, *answer), f"{self.name}: a completion") for prompt, answer in both
+            ]
             texts = [conversation.text(KEY, self.tokenizer) for conversation in whole]
         starts = range(0, len(texts), BATCH_SIZE)
         parts = [self._scores(texts[i : i + BATCH_SIZE], special_tokens=not chats) for i in starts]
@@ -216,11 +215,7 @@ def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") 
 
 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
-    """The index of a label among a classifier's outputs.
-
-    Raises:
-        ConfigurationError: If the label is unknown, or None with more than two outputs.
-    """
+    """The index of a label among a classifier's outputs."""
     names = {str(text).lower(): index for index, text in labels.items()}
     names |= {str(index): index for index in labels}
     if label is None and len(labels) <= 2:
@@ -253,10 +248,8 @@ def load_reward(
     """
     parts, labels = reward_parts(path, label)
     rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
-    alone = rewards[0][0]
-    return (
-        alone if isinstance(path, str) and not isinstance(alone, FunctionReward) else WeightedReward(rewards)
-    )
+    is_alone = isinstance(path, str) and not isinstance(rewards[0][0], FunctionReward)
+    return rewards[0][0] if is_alone else WeightedReward(rewards)
 
 
 def reward_parts(
@@ -267,9 +260,6 @@ def reward_parts(
     Args:
         path: See `load_reward`.
         label: See `load_reward`.
-
-    Raises:
-        ConfigurationError: If there are none, a weight is not finite, or a label is of no classifier.
     """
     parts = {path: 1.0} if isinstance(path, str) else path
     if odd := [name for name in parts if not isinstance(name, str)]:

@@ -1,4 +1,4 @@
-"""What commands print: tables of untrusted text, and what is being loaded."""
+"""What commands print: tables of untrusted text, what is being loaded, and notes."""
 
 import re
 import sys
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # rich is imported where a table is drawn, as the core works 
 _NUMBER = re.compile(r"[-−]?\d.*|-|")
 # Cells from this length on are text that wraps, with lines between the rows
 _LONG = 40
+_SAID: set[str] = set()
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool = True) -> "Table":
@@ -65,6 +66,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         column.justify = "right" if all(map(_NUMBER.fullmatch, texts[1:])) else "left"
         column.width = width if sum(widths) <= space else None
     console.print(table)
+
+
+def say_once(line: str) -> None:
+    """Say what a run does in another way than asked or expected, once, by the first of several processes."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    if line not in _SAID:
+        _SAID.add(line)
+        rank_zero_only(print)(f"note: {line}", file=sys.stderr, flush=True)
 
 
 def say_loading(what: str) -> None:

@@ -4,30 +4,43 @@ Notation as in `lit_klrb.estimators.topk`. All have the credit of `RaoBlackwell`
 without credit for the future, which is discount 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation, Recipe, Term
 from lit_klrb.estimators.recipe import PerToken
 from lit_klrb.estimators.topk import TopKEstimator
 from lit_klrb.functional import TokenStats
-from lit_klrb.functional.topk import SampledTerm, TopKEstimate, head_sums, outside_head
+from lit_klrb.functional.topk import outside_head, sampled_term
 
 _EXACT = "the gradient of KL(policy || reference), exactly"
 _INSTEAD = "use RaoBlackwellTopK"
 
 
-def _recipe(estimate: TopKEstimate) -> Recipe:
-    value = PerToken.of_head(estimate)
+def _recipe(
+    head: Callable[[TokenStats], Tensor], tail: Callable[[TokenStats], Tensor] | None = None
+) -> Recipe:
+    """The sum over H, known before the token is drawn, and a term of the sampled token."""
+    value = PerToken("K_{0}", before=head, through=tail)
     return Recipe(value=value, score=(Term(value, "after"),), pathwise=value)
+
+
+def _sums(stats: TokenStats) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over H: p r - p + q, p, and q."""
+    kl, mass, ref_mass = stats.head_kl, stats.head_mass, stats.ref_head_mass
+    if kl is None or mass is None or ref_mass is None:
+        raise ConfigurationError("stats.head_kl is None; this estimate needs statistics with topk")
+    return kl, mass, ref_mass
 
 
 def _excess(stats: TokenStats) -> Tensor:
     """Sum over H of p r - p + q."""
-    return head_sums(stats)[0]
+    return _sums(stats)[0]
 
 
 def _nothing(stats: TokenStats) -> Tensor:
@@ -36,13 +49,13 @@ def _nothing(stats: TokenStats) -> Tensor:
 
 def _truncated(stats: TokenStats) -> Tensor:
     """Sum over H of p r."""
-    kl, mass, ref_mass = head_sums(stats)
+    kl, mass, ref_mass = _sums(stats)
     return kl + mass - ref_mass
 
 
 def _renormalised(stats: TokenStats) -> Tensor:
     """The KL of both heads, each scaled to sum to 1."""
-    _, mass, ref_mass = head_sums(stats)
+    _, mass, ref_mass = _sums(stats)
     present = mass > 0  # padding has no head
     mass, ref_mass = (torch.where(present, field, 1) for field in (mass, ref_mass))
     return torch.where(present, _truncated(stats) / mass - mass.log() + ref_mass.log(), 0)
@@ -50,26 +63,26 @@ def _renormalised(stats: TokenStats) -> Tensor:
 
 def _bucket(stats: TokenStats) -> Tensor:
     """The KL of both models with all tokens outside H merged into one."""
-    _, mass, ref_mass = head_sums(stats)
+    _, mass, ref_mass = _sums(stats)
     tail, ref_tail = (1 - mass).clamp(min=0), (1 - ref_mass).clamp(min=0)
     inside = (tail > 0) & (ref_tail > 0)
     tail, ref_tail = (torch.where(inside, field, 1) for field in (tail, ref_tail))
     return _truncated(stats) + torch.where(inside, tail * (tail.log() - ref_tail.log()), 0)
 
 
-def _detached_tail(stats: TokenStats) -> SampledTerm:
+def _detached_tail(stats: TokenStats) -> Tensor:
     log_ratio = outside_head(stats, stats.logprobs - stats.ref_logprobs)
-    return SampledTerm(log_ratio, log_ratio)
+    return sampled_term(stats, log_ratio, log_ratio)
 
 
-def _weighted_tail(stats: TokenStats) -> SampledTerm:
+def _weighted_tail(stats: TokenStats) -> Tensor:
     log_ratio = stats.logprobs - stats.ref_logprobs
-    return SampledTerm(outside_head(stats, log_ratio), outside_head(stats, 1 + log_ratio))
+    return sampled_term(stats, outside_head(stats, log_ratio), outside_head(stats, 1 + log_ratio))
 
 
-def _baseline(stats: TokenStats) -> SampledTerm:
+def _baseline(stats: TokenStats) -> Tensor:
     log_ratio = stats.logprobs - stats.ref_logprobs
-    return SampledTerm(log_ratio, log_ratio - _truncated(stats))
+    return sampled_term(stats, log_ratio, log_ratio - _truncated(stats))
 
 
 @final
@@ -77,7 +90,7 @@ def _baseline(stats: TokenStats) -> SampledTerm:
 class TopKTruncated(TopKEstimator):
     """The sum over the head alone."""
 
-    recipe = _recipe(TopKEstimate(_truncated))
+    recipe = _recipe(_truncated)
     estimate: ClassVar[str] = "sum_H p r"
     refusal = f"it omits the tokens outside H, so raising the probability of the head costs KL; {_INSTEAD}"
     explanation = Explanation(
@@ -91,7 +104,7 @@ class TopKTruncated(TopKEstimator):
 class TopKRenormalised(TopKEstimator):
     """The KL of the two heads, each scaled to sum to 1."""
 
-    recipe = _recipe(TopKEstimate(_renormalised))
+    recipe = _recipe(_renormalised)
     estimate: ClassVar[str] = "sum_H (p / P) (r - log(P / Q)), P = sum_H p, Q = sum_H q"
     refusal = f"it does not see the probability of the head, only its shape; {_INSTEAD}"
     explanation = Explanation(
@@ -105,7 +118,7 @@ class TopKRenormalised(TopKEstimator):
 class TopKTailBucket(TopKEstimator):
     """The head, and all other tokens merged into one."""
 
-    recipe = _recipe(TopKEstimate(_bucket))
+    recipe = _recipe(_bucket)
     estimate: ClassVar[str] = "sum_H p r + (1 - P) log((1 - P) / (1 - Q)), P = sum_H p, Q = sum_H q"
     refusal = f"it does not see differences among the tokens outside H; {_INSTEAD}"
     explanation = Explanation(
@@ -119,7 +132,7 @@ class TopKTailBucket(TopKEstimator):
 class TopKHeadOnly(TopKEstimator):
     """The head of `RaoBlackwellTopK` without its sampled tail."""
 
-    recipe = _recipe(TopKEstimate(_excess))
+    recipe = _recipe(_excess)
     estimate: ClassVar[str] = "sum_H (p r - p + q)"
     refusal = f"it omits the tokens outside H; {_INSTEAD}"
     explanation = Explanation(
@@ -133,7 +146,7 @@ class TopKHeadOnly(TopKEstimator):
 class TopKDetachedTail(TopKEstimator):
     """The head, and outside it the log ratio as a score."""
 
-    recipe = _recipe(TopKEstimate(_truncated, _detached_tail))
+    recipe = _recipe(_truncated, _detached_tail)
     estimate: ClassVar[str] = (
         "sum_H p r + [y_t not in H] r_t, with gradient r_t grad log p(y_t) of the latter"
     )
@@ -150,7 +163,7 @@ class TopKDetachedTail(TopKEstimator):
 class TopKWeightedTail(TopKEstimator):
     """The head, and outside it the log ratio with its own gradient and score."""
 
-    recipe = _recipe(TopKEstimate(_truncated, _weighted_tail))
+    recipe = _recipe(_truncated, _weighted_tail)
     estimate: ClassVar[str] = (
         "sum_H p r + [y_t not in H] r_t, with gradient (1 + r_t) grad log p(y_t) of the latter"
     )
@@ -166,7 +179,7 @@ class TopKWeightedTail(TopKEstimator):
 class TopKBaseline(TopKEstimator):
     """The log ratio of the sampled token, with the head's sum as the baseline of its score."""
 
-    recipe = _recipe(TopKEstimate(_nothing, _baseline))
+    recipe = _recipe(_nothing, _baseline)
     estimate: ClassVar[str] = "r_t, with gradient (r_t - sum_H p r) grad log p(y_t)"
     explanation = Explanation(
         optimises=_EXACT,

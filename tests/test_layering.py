@@ -18,7 +18,6 @@ ROOMS = [
     "lit_klrb.config_files",  # untrusted YAML
     "lit_klrb.schema",
     "lit_klrb.files",
-    "lit_klrb.notes",
     "lit_klrb.stops",
     "lit_klrb.seeding",
     "lit_klrb.functional",  # functions of tensors

@@ -1,16 +1,19 @@
-"""Checkpoints of a run, which are written at the start of a step, when all earlier metrics are on disk."""
+"""Checkpoints at the start of a step, when all earlier metrics are on disk, and stops on a signal there."""
 
 import time
 from collections.abc import Collection
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.lightning_internals import count_completed_batches
 from lit_klrb.run.loggers import MetricsLogger
+from lit_klrb.stops import Stopped, Stops
 
 # The default interval between checkpoints: the maximum time of training that a kill loses; and the least one,
 # as a multiple of the time that saving took.
@@ -67,11 +70,7 @@ class RunCheckpoint(ModelCheckpoint):
         """Do nothing; `on_train_batch_start` of the next step saves."""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse to monitor what no evaluation logs: before the first step, for all callbacks.
-
-        Raises:
-            ConfigurationError: With the metrics that there are.
-        """
+        """Refuse to monitor what no evaluation logs: before the first step, for all callbacks."""
         is_first, first = trainer.sanity_checking, getattr(pl_module, "first_metrics", set[str]())
         known: Collection[str] = first if is_first else trainer.callback_metrics
         # Of modules of others nothing is known before the first step
@@ -99,3 +98,51 @@ class RunCheckpoint(ModelCheckpoint):
 def between_steps(trainer: L.Trainer, batch_idx: int) -> bool:
     """Whether the next batch is the first of an optimizer step; runs can be resumed only there."""
     return batch_idx % trainer.accumulate_grad_batches == 0
+
+
+class StopBetweenSteps(L.Callback):
+    """Saves a checkpoint at the start of the step after the signal, and raises `Stopped`.
+
+    An evaluation that is due is finished first. In several processes one signal stops all.
+
+    Args:
+        checkpoint: The file to save; None saves nothing.
+    """
+
+    def __init__(self, checkpoint: Path | None) -> None:
+        self.checkpoint = checkpoint
+        self._stops = Stops(later="stopping after this step; once more to stop at once, without saving")
+        self._began_at = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Install the signal handlers."""
+        self._began_at = trainer.global_step
+        self._stops.__enter__()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop if a signal was received."""
+        if between_steps(trainer, batch_idx):
+            self._stop_if_asked(trainer, save=trainer.global_step > self._began_at)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop before the final evaluation, which a resumed run repeats; from here on, at once."""
+        self._stop_if_asked(trainer, save=False)
+        self._stops.__exit__(None, None, None)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Restore the previous signal handlers."""
+        self._stops.__exit__(None, None, None)
+
+    def _stop_if_asked(self, trainer: L.Trainer, save: bool) -> None:
+        number = self._stops.asked or 0
+        if trainer.world_size > 1:
+            asked = torch.tensor(number, device=trainer.strategy.root_device)
+            number = int(trainer.strategy.reduce(asked, reduce_op="max"))
+        if number:
+            if save and self.checkpoint is not None:
+                trainer.save_checkpoint(self.checkpoint)
+            raise Stopped(number)

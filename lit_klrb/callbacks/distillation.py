@@ -41,11 +41,7 @@ class DistillationMonitor(L.Callback):
         self._said: list[str] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse other modules.
-
-        Raises:
-            ConfigurationError: If the module is not `DistillModule`.
-        """
+        """Refuse other modules."""
         if not isinstance(pl_module, DistillModule):
             raise ConfigurationError(
                 f"trainer.callbacks: DistillationMonitor is for DistillModule, got {type(pl_module).__name__}"
@@ -86,11 +82,7 @@ class DistillationMonitor(L.Callback):
         return {"first": self._first, "said": self._said}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`.
-
-        Raises:
-            ConfigurationError: If it is another.
-        """
+        """Restore the state of `state_dict`."""
         first, said = state_dict.get("first"), state_dict.get("said")
         numbers = isinstance(first, dict) and all(isinstance(value, float) for value in first.values())
         names = isinstance(said, list) and all(isinstance(name, str) for name in said)

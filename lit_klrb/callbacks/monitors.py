@@ -32,11 +32,7 @@ class EvaluationMonitor(L.Callback, ABC):
         self._evaluations: list[Evaluation] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that module and command evaluate completions.
-
-        Raises:
-            ConfigurationError: If one does not; names the monitor and the module or command.
-        """
+        """Check that module and command evaluate completions."""
         name = f"trainer.callbacks: {type(self).__name__}"
         if not isinstance(pl_module, RegularisedModule):
             given = type(pl_module).__name__
@@ -156,11 +152,7 @@ class CompletionTable(EvaluationMonitor):
         return {"first": self._first}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the completions of the first evaluation.
-
-        Raises:
-            ConfigurationError: If they are not rows by stage.
-        """
+        """Restore the completions of the first evaluation."""
         first = state_dict["first"]
         rows = [row for rows in first.values() for row in rows] if isinstance(first, dict) else [None]
         if not all(isinstance(row, list) and len(row) == 2 for row in rows):

@@ -73,11 +73,7 @@ class KLEstimatorCallback(L.Callback):
         self.memory.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Install the estimator, once.
-
-        Raises:
-            ConfigurationError: If the module already has one.
-        """
+        """Install the estimator, once."""
         if not getattr(pl_module, "uses_kl_estimator", False):
             if stage == "fit" and self.chosen:
                 pl_module.print(f"{type(pl_module).__name__} has no KL term: the keys under kl are ignored")
@@ -136,11 +132,7 @@ class KLEstimatorCallback(L.Callback):
             raise ConfigurationError("its callbacks lack the state of KLEstimatorCallback", key="ckpt_path")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore beta and what the estimator remembers.
-
-        Raises:
-            ConfigurationError: If the state is not valid.
-        """
+        """Restore beta and what the estimator remembers."""
         current = state_dict["current"]
         if not isinstance(current, float) or not 0 <= current < math.inf:
             problem = f"kl.beta is {current!r} in it, a finite number expected"

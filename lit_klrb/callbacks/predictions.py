@@ -1,10 +1,11 @@
-"""Predictions as a file and a printed table."""
+"""What a run shows: the progress bar, and predictions as a file and a printed table."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 
 from lit_klrb.errors import printable
@@ -47,3 +48,16 @@ def _short(value: Any) -> Any:
         return value
     text = "\n".join(f"{m['role']}: {m['content']}" for m in value) if isinstance(value, list) else str(value)
     return text if len(text) <= PRINTED_CHARACTERS else f"{text[:PRINTED_CHARACTERS]} ..."
+
+
+class RunProgressBar(RichProgressBar):
+    """A progress bar that counts steps instead of epochs, as training data are infinite."""
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        """The metrics that modules log with `prog_bar`, without the logger's version number."""
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"{'Training':{len(self.validation_description)}}"

@@ -105,11 +105,7 @@ class RunRecorder(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Check the number of processes, each of which trains on its part of a batch.
-
-        Raises:
-            ConfigurationError: If it differs from that of the run to resume.
-        """
+        """Check the number of processes, each of which trains on its part of a batch."""
         processes = checkpoint.get(RUN_KEY, {}).get("processes", trainer.world_size)
         if trainer.state.fn == "fit" and processes != trainer.world_size:
             problem = f"must give {processes} processes, as in the run of ckpt_path, got {trainer.world_size}"
@@ -137,21 +133,22 @@ class RunRecorder(L.Callback):
         if self._evaluated_at != trainer.global_step:
             set_logged_epoch(trainer)
             evaluate()
-        self._write_evaluation(trainer)
         module = trainer.lightning_module
         extra: dict[str, Any] = {schema.WEIGHTS: digest(trainer.strategy.lightning_module_state_dict())}
-        if rows := _rows(trainer):
+        selections = getattr(getattr(trainer, "datamodule", None), "selections", {})
+        if rows := {split: selection.sha256 for split, selection in selections.items() if selection.sha256}:
             extra[schema.ROWS] = rows
-        if isinstance(module, RegularisedModule) and module.prompt_means:  # empty without evaluations
-            extra[schema.PROMPTS] = len(module.prompt_means[schema.KL])
+        if isinstance(module, RegularisedModule):
+            if module.prompt_means:  # empty without evaluations
+                extra[schema.PROMPTS] = len(module.prompt_means[schema.KL])
+            self._write_evaluation(trainer, module)
         self._write(trainer, schema.DONE, self._final, **extra)
         if not self._final:
             module.print(f"{schema.LIMIT_VAL_BATCHES} is 0: nothing was evaluated")
 
-    def _write_evaluation(self, trainer: L.Trainer) -> None:
+    def _write_evaluation(self, trainer: L.Trainer, module: RegularisedModule) -> None:
         """Write the prompts' values of the final evaluation, from which its noise can be estimated."""
-        module = trainer.lightning_module
-        if trainer.is_global_zero and isinstance(module, RegularisedModule):
+        if trainer.is_global_zero:
             columns = {name: values.tolist() for name, values in module.prompt_means.items()}
             rows = enumerate(zip(*columns.values(), strict=True))
             text = csv_text(["prompt", *columns], ([prompt, *row] for prompt, row in rows))
@@ -176,9 +173,3 @@ class RunRecorder(L.Callback):
             text = json.dumps(summary, indent=2, sort_keys=True, allow_nan=False)
             write_atomically(self.directory.path / schema.SUMMARY, text + "\n")
         self.begun = True
-
-
-def _rows(trainer: L.Trainer) -> dict[str, str]:
-    """Split -> hash of the rows that were read, of which runs of the same data have the same."""
-    selections = getattr(getattr(trainer, "datamodule", None), "selections", {})
-    return {split: selection.sha256 for split, selection in selections.items() if selection.sha256}

@@ -1,4 +1,4 @@
-"""What a command line sets: options and configuration files as keys and values, in the order given."""
+"""What a command line sets, as keys and values in the order given; and the estimator if it sets none."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,18 @@ import yaml
 
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
+from lit_klrb.modules import DistillModule
 
+PACKAGE = "lit_klrb.estimators"
+# The value of the parser: the default of modules with a reward
+WITH_REWARD = {"class_path": f"{PACKAGE}.{DEFAULT.__name__}"}
+# Options that are put in front of those of modules without a reward; later ones and files replace them
+OPTIONS_WITHOUT_REWARD = (
+    f"--kl.estimator={PACKAGE}.{WITHOUT_REWARD.__name__}",
+    f"--kl.estimator.discount={ANNEALED[0]}",
+    f"--kl.final_discount={ANNEALED[1]}",
+)
 # The keys of a sweep's plan, which is not a configuration of a run.
 PLAN_KEYS = {"stages", "grid", "primary"}
 # Options that set nothing, and need no value
@@ -117,3 +128,10 @@ def option_key(word: str) -> str:
     """
     key = word.removeprefix("--").partition("=")[0].rstrip("+").removesuffix(".class_path")
     return key.replace(".init_args.", ".") if word.startswith("--") else ""
+
+
+def default_options(given: dict[str, Any]) -> tuple[str, ...]:
+    """Options with the default estimator of the module, if that is another one than the parser's."""
+    without_reward = str(given.get("model")).rpartition(".")[2] == DistillModule.__name__
+    named = given.get("kl") or given.get("kl.estimator")
+    return OPTIONS_WITHOUT_REWARD if without_reward and not named else ()

@@ -14,7 +14,7 @@ from lit_klrb.terminal import say_loading
 if TYPE_CHECKING:
     from lit_klrb.comparison.compare import Track
     from lit_klrb.comparison.measure import Advance
-    from lit_klrb.comparison.summary import Candidate
+    from lit_klrb.comparison.report import Candidate
 
 # Seconds between lines of progress where standard error is not a terminal.
 PROGRESS_INTERVAL = 10.0
@@ -92,8 +92,7 @@ def _level(text: str) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `kl` and return the exit code."""
     options = parser().parse_args(argv)
-    from lit_klrb.comparison.report import print_report
-    from lit_klrb.comparison.summary import summary
+    from lit_klrb.comparison.report import print_report, summary
     from lit_klrb.functional.statistics import FEW_PROMPTS
     from lit_klrb.models.loading import silence
 
@@ -119,8 +118,8 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
     from rich.progress import Progress
 
     from lit_klrb.comparison.compare import ModelComparison
+    from lit_klrb.models.folders import check_device
     from lit_klrb.models.generation import Sampling
-    from lit_klrb.models.limits import check_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)

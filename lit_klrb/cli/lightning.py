@@ -31,11 +31,9 @@ from lit_klrb.callbacks import (
     RunRecorder,
     StopBetweenSteps,
 )
-from lit_klrb.cli.defaults import WITH_REWARD, default_options
-from lit_klrb.cli.door import Door
-from lit_klrb.cli.given import flattened, given_settings, option_key
+from lit_klrb.cli.door import Door, OneLineParser
+from lit_klrb.cli.given import WITH_REWARD, default_options, flattened, given_settings, option_key
 from lit_klrb.cli.mistakes import EndedError, ending_of
-from lit_klrb.cli.parsing import OneLineParser
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
@@ -43,7 +41,6 @@ from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_lin
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
-from lit_klrb.notes import say_once
 from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.lightning_internals import say_before_kill
@@ -51,6 +48,7 @@ from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.options import check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
+from lit_klrb.terminal import say_once
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"

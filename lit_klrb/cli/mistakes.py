@@ -4,7 +4,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from lit_klrb.cli.setting_types import parameters, subclasses
 from lit_klrb.distributed import LOST, is_lost
 from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
 from lit_klrb.estimators import KLEstimator
-from lit_klrb.studies.study import Study
+from lit_klrb.studies.base import Study
 
 USAGE, FAILURE = 2, 1
 # What stands beside the names and values of options in messages
@@ -53,7 +53,9 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
     """The message for an exception that is not a bug of this package; None for bugs."""
     if isinstance(error, EndedError):
         return error
-    path, causes = settings.get("ckpt_path"), list(_causes(error))
+    path, causes = settings.get("ckpt_path"), list[BaseException]([error])
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
     for cause in causes:
         if isinstance(cause, ConfigurationError):
             about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
@@ -113,13 +115,6 @@ def located(error: ConfigurationError) -> str:
         if any(error.key in parameters(kind).hints for kind in ours):
             return f"{section}.init_args.{error}"
     return f"trainer.{error}" if error.key in parameters(L.Trainer).hints else str(error)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 def _frames(error: BaseException) -> traceback.StackSummary:

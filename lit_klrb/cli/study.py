@@ -11,13 +11,12 @@ from jsonargparse import Namespace
 
 from lit_klrb import schema
 from lit_klrb.callbacks.recorder import versions
-from lit_klrb.cli.door import Door
-from lit_klrb.cli.parsing import OneLineParser
+from lit_klrb.cli.door import Door, OneLineParser
 from lit_klrb.cli.warned import quiet
 from lit_klrb.errors import check_at_least
 from lit_klrb.files import write_atomically
 from lit_klrb.run.directory import RunDirectory, check_named, run_id
-from lit_klrb.studies.study import Study
+from lit_klrb.studies.base import Study
 
 
 def parser() -> OneLineParser:
@@ -62,9 +61,8 @@ def main(argv: Sequence[str]) -> None:
         same = written.is_file() and written.read_bytes() == text.encode()
         stopped = same and not (root / schema.SUMMARY).exists()
         directory.begin(run_id(root) if stopped else None)
-        parts = (
-            root / schema.STUDIES / study.name
-        )  # the results of finished parts, until the artifact is written
+        # The results of finished parts, until the artifact is written
+        parts = root / schema.STUDIES / study.name
         try:
             write_atomically(root / schema.CONFIG, text)
             runs = study.parts(config.seed_everything)

@@ -6,18 +6,20 @@ from typing import Any
 
 import torch
 
-from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_table
 from lit_klrb.comparison.measure import (
     Advance,
+    encode_prompts,
+    encode_windows,
     load,
     noise_floor,
     notes_of,
     prompt_batches,
+    read_table,
     sampled_rollouts,
     text_rollouts,
     token_table,
 )
-from lit_klrb.comparison.summary import Candidate
+from lit_klrb.comparison.report import Candidate
 from lit_klrb.data.kinds import TEACHER_PROMPT
 from lit_klrb.data.lengths import context_length
 from lit_klrb.errors import ConfigurationError, check_at_least
@@ -79,7 +81,7 @@ class ModelComparison:
             "forward": Pair(policy, reference, temperature=temperature),
             "reverse": Pair(reference, policy, temperature=temperature),
         }
-        unfinished, others, key = None, {}, "prompts" if self.texts is None else "texts"
+        unfinished, others = None, {}
         if self.prompts is None:
             length = min(self.max_tokens, context_length(policy.model) or self.max_tokens)
             windows, numbers = encode_windows("texts", given["text"], policy.tokenizer, length)
@@ -115,7 +117,7 @@ class ModelComparison:
             direction: token_table(
                 pairs[direction],
                 by_direction[direction],
-                key=key,
+                key="texts" if self.prompts is None else "prompts",
                 others=others.get(direction, ()),
                 cluster=cluster,
                 group_size=None if self.prompts is None else self.sampling.completions_per_prompt,

@@ -173,11 +173,9 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             announced, size = split in self.reviews, self.sizes[split]
             rows = self.reviews[split] = self.load(split)
             if len(rows) < size and not announced:
-                name, about = (
-                    "train_size" if split == "train" else "eval_size",
-                    f"{split} split of {self.source}",
-                )
-                log.warning(f"{name} is {size}, but the {about} has {len(rows)} rows: all are used")
+                name = "train_size" if split == "train" else "eval_size"
+                has = f"the {split} split of {self.source} has {len(rows)} rows"
+                log.warning(f"{name} is {size}, but {has}: all are used")
 
     def check_module(self, stage: str) -> None:
         """Check that the module reads what the batches contain."""

@@ -2,16 +2,21 @@
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import jinja2
 from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 
-from lit_klrb.data.trial import ends_in_time
 from lit_klrb.errors import ConfigurationError, refusing
 
 # `role`, `content`, and whatever else the template reads.
@@ -20,6 +25,8 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
 # What templates call.
 _FUNCTIONS = {*jinja2.defaults.DEFAULT_NAMESPACE, "raise_exception", "strftime_now"}
+# What a template may take: seconds, and memory beside that of this process
+SECONDS, BYTES = 10, 2**30
 # Whether a template makes a text in time, which is tried once for each.
 _TRIED: dict[str, bool] = {}
 
@@ -199,3 +206,31 @@ def shown(value: Any) -> str:
     """A value in about 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def ends_in_time(work: Callable[[], object]) -> bool:
+    """Whether a function of Python alone ends within ten seconds and a gigabyte, whatever its result."""
+    memory, statm = None, Path("/proc/self/statm")
+    if statm.exists():
+        memory = int(statm.read_text().split()[0]) * resource.getpagesize() + BYTES
+    before = os.environ.setdefault("TOKENIZERS_PARALLELISM", "")  # or their library warns of the fork
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads in the parent
+        child = os.fork()
+    if child == 0:  # it ends with 1 where memory is exhausted; what else is raised, the parent raises again
+        try:
+            if memory is not None:
+                resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            work()
+        except MemoryError:
+            os._exit(1)
+        finally:
+            os._exit(0)
+    if not before:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+    end = time.monotonic() + SECONDS
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    return os.waitpid(child, 0)[1] == 0

@@ -40,11 +40,7 @@ class GivenAnswers(CorpusDataModule, ABC):
 
     @property
     def limit(self) -> int:
-        """Maximum number of tokens of a row.
-
-        Raises:
-            ConfigurationError: If `max_tokens` exceeds the model's context length.
-        """
+        """Maximum number of tokens of a row."""
         model = self.learner.trained
         if self.max_tokens is None:
             return min(context_length(model) or LONGEST, LONGEST)
@@ -231,9 +227,6 @@ class Prompts(CorpusDataModule, ABC):
         """The prompts, which depend on the source, the system prompt and the tokenizer.
 
         Given ones that leave no room for a completion in the context of policy or reference are left out.
-
-        Raises:
-            ConfigurationError: If the beginnings of texts leave none.
         """
         learner, rows = self.learner, self.reviews[split]
         reader = PromptReader(

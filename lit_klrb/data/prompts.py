@@ -81,8 +81,7 @@ class PromptReader:
         if (self.as_chats or in_column) and any(row.prompt is None for row in rows):
             column = "" if self.as_chats else f"the column {TEACHER_PROMPT} "
             needs = f"{column}needs conversations or texts in the column prompt"
-            problem = f"{needs}; the prompts are the beginnings of texts"
-            raise ConfigurationError(problem, key=asked or key)
+            raise ConfigurationError(f"{needs}; the prompts are the beginnings of texts", key=asked or key)
 
     def read(self, index: int, row: Row) -> Prompt:
         """The prompt of a row."""

@@ -24,6 +24,23 @@ WeightedRecipes = Sequence[tuple[Recipe, float | Tensor]]
 class RecipesEstimator(KLEstimator):
     """An estimator whose loss is a weighted sum of recipes, under its baseline and off-policy correction."""
 
+    @property
+    @abstractmethod
+    def recipe(self) -> Recipe:
+        """What its value and its cost are of; a subclass sets it as a class attribute."""
+
+    @property
+    @override
+    def cost(self) -> str:
+        return self.recipe.cost
+
+    @override
+    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
+        stats = stats.masked(mask)
+        if self.recipe.value is None:
+            return torch.zeros_like(stats.logprobs[:, 0])
+        return per_token(self.recipe.value).of(stats).sum(-1)
+
     @abstractmethod
     def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
         """Recipes with their weights in the loss, numbers or shape [B, T]."""
@@ -110,11 +127,6 @@ class ComposedEstimator(RecipesEstimator):
         'c_t = r_t, l_t = 0'
     """
 
-    @property
-    @abstractmethod
-    def recipe(self) -> Recipe:
-        """The recipe; a subclass sets it as a class attribute."""
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,18 +142,6 @@ class ComposedEstimator(RecipesEstimator):
     @override
     def formula(self) -> str:
         return self.applied_recipe.formula
-
-    @property
-    @override
-    def cost(self) -> str:
-        return self.recipe.cost
-
-    @override
-    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        stats = stats.masked(mask)
-        if self.recipe.value is None:
-            return torch.zeros_like(stats.logprobs[:, 0])
-        return per_token(self.recipe.value).of(stats).sum(-1)
 
     @override
     @torch.no_grad()

@@ -85,13 +85,10 @@ class RaoBlackwellControlVariate(FittedEstimator):
     def reads_prefix_rewards(self) -> bool:
         return "prefix_rewards" in self.directions
 
-    @property
-    @override
-    def formula(self) -> str:
-        return (
-            "c_t = (1 - g) sum_s r_s + g sum_{s>t} KL_s, l_t = g KL_t, and multiples of baselines and of"
-            " token values, all fitted on other prompts"
-        )
+    formula = (
+        "c_t = (1 - g) sum_s r_s + g sum_{s>t} KL_s, l_t = g KL_t, and multiples of baselines and of"
+        " token values, all fitted on other prompts"
+    )
 
     @override
     def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:

@@ -26,6 +26,8 @@ class FittedEstimator(RecipesEstimator):
     A subclass with directions of its own overrides `direction_names`.
     """
 
+    recipe = RaoBlackwell.recipe
+
     @property
     def direction_names(self) -> tuple[str, ...]:
         """The names of all directions that `terms` can have, in a fixed order."""
@@ -48,15 +50,6 @@ class FittedEstimator(RecipesEstimator):
             mask: 1 on completion tokens and 0 elsewhere, shape [B, T].
             beta: Weight of the KL.
         """
-
-    @property
-    @override
-    def cost(self) -> str:
-        return RaoBlackwell().cost
-
-    @override
-    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        return RaoBlackwell().value(stats, mask)
 
     @override
     @torch.no_grad()

@@ -9,7 +9,6 @@ from torch import Tensor
 from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import KLEstimator, LossWeights, check_rollout
 from lit_klrb.estimators.checked import checked_weights
-from lit_klrb.estimators.composed import Discounted
 from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.token_values import TokenValues
@@ -98,11 +97,6 @@ class EstimatorMemory:
     def remembers(self) -> bool:
         """Whether a rollout can change the weights of later ones."""
         return self._values is not None or self._earlier is not None
-
-    @property
-    def discount(self) -> float:
-        """The estimator's discount of later KLs at the current progress; 1 for estimators without one."""
-        return self.estimator.discount if isinstance(self.estimator, Discounted) else 1.0
 
     def check_trainable(self, optimizer_steps: int = 1) -> None:
         """`KLEstimator.check_trainable` at progress 1: the bias before it is `passing_bias`."""
@@ -213,7 +207,8 @@ class EstimatorMemory:
         if values.predicted == "kl_to_come":
             if stats.kl is None:
                 raise ConfigurationError("stats.kl is None; token values predict the KL of every token")
-            values.observe_to_come(tokens, mask, stats.kl, group_size, self.discount)
+            discount = getattr(self.estimator, "discount", 1.0)
+            values.observe_to_come(tokens, mask, stats.kl, group_size, discount)
         elif rewards is not None:
             values.observe(tokens, mask, rewards, group_size)
         values.fit(self.vocabulary_size)

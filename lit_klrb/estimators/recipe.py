@@ -11,7 +11,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.credit import Credit, ImportanceWeights
 from lit_klrb.functional.kl import kl_k1_per_token, kl_k2_per_token, kl_k3_increments, kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
-from lit_klrb.functional.topk import TOPK, TopKEstimate
+from lit_klrb.functional.topk import head_excess, sampled_tail
 
 
 class PerToken(NamedTuple):
@@ -27,11 +27,6 @@ class PerToken(NamedTuple):
     symbol: str
     before: Callable[[TokenStats], Tensor] | None = None
     through: Callable[[TokenStats], Tensor] | None = None
-
-    @staticmethod
-    def of_head(estimate: TopKEstimate) -> "PerToken":
-        """An estimate of the KL from the k most likely tokens."""
-        return PerToken("K_{0}", before=estimate.head, through=estimate.tail and estimate.sampled)
 
     def of(self, stats: TokenStats) -> Tensor:
         """The value, shape [B, T]."""
@@ -72,7 +67,7 @@ PER_TOKEN = {
     "forward_kl": PerToken("KL(q||p)_{0}", before=_field("forward_kl", _EXACT)),
     "value": PerToken("a(y_{0})", through=_field("value", _VALUES)),
     "expected_value": PerToken("E_{0}[a]", before=_field("expected_value", _VALUES)),
-    "topk": PerToken.of_head(TOPK),
+    "topk": PerToken("K_{0}", before=head_excess, through=sampled_tail),
 }
 NOTATION = (
     "r_t = log p(y_t) - log q(y_t), KL_t = KL(p || q) at t over the vocabulary, k3(r) = r + exp(-r) - 1"

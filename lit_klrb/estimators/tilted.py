@@ -53,6 +53,7 @@ class TiltedRaoBlackwell(RecipesEstimator):
 
     token_values_predict: ClassVar[Predicted | None] = "rewards"
     needs_token_values = True
+    recipe = RaoBlackwell.recipe
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         caution=(
@@ -62,22 +63,10 @@ class TiltedRaoBlackwell(RecipesEstimator):
         ),
     )
 
-    @property
-    @override
-    def formula(self) -> str:
-        return (
-            "beta c_t = sum_s a(y_s) + sum_{s>t} (beta KL_s - E_s[a]), beta l_t = beta KL_t - E_t[a];"
-            " without a: c_t = sum_{s>t} KL_s, l_t = KL_t"
-        )
-
-    @property
-    @override
-    def cost(self) -> str:
-        return RaoBlackwell().cost
-
-    @override
-    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        return RaoBlackwell().value(stats, mask)
+    formula = (
+        "beta c_t = sum_s a(y_s) + sum_{s>t} (beta KL_s - E_s[a]), beta l_t = beta KL_t - E_t[a];"
+        " without a: c_t = sum_{s>t} KL_s, l_t = KL_t"
+    )
 
     @override
     @torch.no_grad()

@@ -50,13 +50,10 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
         ),
     )
 
-    @property
-    @override
-    def formula(self) -> str:
-        return (
-            "c_t = sum_{s>t} KL_s + g (sum_{s>t} E_s[a] - sum_{s>=t} a(y_s)), l_t = KL_t + g E_t[a], with g"
-            " fitted on other prompts; without a: c_t = sum_{s>t} KL_s, l_t = KL_t"
-        )
+    formula = (
+        "c_t = sum_{s>t} KL_s + g (sum_{s>t} E_s[a] - sum_{s>=t} a(y_s)), l_t = KL_t + g E_t[a], with g"
+        " fitted on other prompts; without a: c_t = sum_{s>t} KL_s, l_t = KL_t"
+    )
 
     @override
     def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:

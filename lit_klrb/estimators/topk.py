@@ -5,7 +5,6 @@ sums over H, [..] is 1 if the condition holds and 0 otherwise. The credit is tha
 c_t = sum over s > t of K_s and l_t = K_t. Estimates K_t of other software are in `replication.topk_rivals`.
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -29,10 +28,7 @@ class TopKEstimator(DiscountedEstimator):
     k: int = 64
     support: Support = "policy"
 
-    @property
-    @abstractmethod
-    def estimate(self) -> str:
-        """The formula of K_t."""
+    estimate: ClassVar[str]  # the formula of K_t
 
     @override
     def __post_init__(self) -> None:
@@ -49,10 +45,7 @@ class TopKEstimator(DiscountedEstimator):
     def formula(self) -> str:
         return f"{self.applied_recipe.formula}, K_t = {self.estimate}"
 
-    @property
-    @override
-    def cost(self) -> str:
-        return "both models' normalisers and log-probabilities of k tokens"
+    cost = "both models' normalisers and log-probabilities of k tokens"
 
 
 @final

@@ -46,10 +46,7 @@ class MonteCarloRewardToGo(DiscountedEstimator):
     """
 
     recipe = Recipe(value="k1", score=(Term("k1", "from_here"),))
-    explanation = Explanation(
-        optimises=_EXACT,
-        used_by="OpenRLHF",
-    )
+    explanation = Explanation(optimises=_EXACT, used_by="OpenRLHF")
 
 
 @final
@@ -164,9 +161,7 @@ class RaoBlackwellLite(DiscountedEstimator):
     """
 
     recipe = Recipe(value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after")))
-    explanation = Explanation(
-        optimises=_EXACT,
-    )
+    explanation = Explanation(optimises=_EXACT)
 
 
 @final

@@ -33,10 +33,7 @@ from .logprobs import (
     token_stats as token_stats,
 )
 from .statistics import clustered_mean as clustered_mean
-from .surrogate import (
-    clipped_loss as clipped_loss,
-    weighted_loss as weighted_loss,
-)
+from .surrogate import clipped_loss as clipped_loss, weighted_loss as weighted_loss
 from .tiled import (
     tiled_logprobs as tiled_logprobs,
     tiled_policy_loss as tiled_policy_loss,

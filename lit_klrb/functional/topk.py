@@ -9,9 +9,6 @@ nats; its gradient, for tokens sampled from the policy, estimates that KL's grad
 the log ratio log p(v) - log q(v).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -20,55 +17,12 @@ from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
 
 
-class SampledTerm(NamedTuple):
-    """A term of the sampled token y_t, detached.
-
-    Args:
-        value: Its value, shape [B, T].
-        coefficient: Its gradient is this times grad log p(y_t), shape [B, T].
-    """
-
-    value: Tensor
-    coefficient: Tensor
-
-
-class TopKEstimate(NamedTuple):
-    """An estimate of every token's KL.
-
-    Args:
-        head: The sum over H, known before the token is drawn; differentiable.
-        tail: The term of the sampled token; None for none.
-    """
-
-    head: Callable[[TokenStats], Tensor]
-    tail: Callable[[TokenStats], SampledTerm] | None = None
-
-    def __call__(self, stats: TokenStats) -> Tensor:
-        """The estimate, shape [B, T]; differentiable."""
-        return self.head(stats) + self.sampled(stats)
-
-    def sampled(self, stats: TokenStats) -> Tensor:
-        """The term of the sampled token, shape [B, T]; differentiable."""
-        if self.tail is None:
-            return torch.zeros_like(stats.logprobs)
-        with torch.no_grad():
-            value, coefficient = self.tail(stats)
-        # An infinite log ratio times the difference, which is 0, would be NaN
-        limit = torch.finfo(value.dtype).max
-        return value + coefficient.clamp(-limit, limit) * (stats.logprobs - stats.logprobs.detach())
-
-
-def head_sums(stats: TokenStats) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over H: p r - p + q, p, and q."""
-    kl, mass, ref_mass = stats.head_kl, stats.head_mass, stats.ref_head_mass
-    if kl is None or mass is None or ref_mass is None:
-        raise ConfigurationError("stats.head_kl is None; this estimate needs statistics with topk")
-    return kl, mass, ref_mass
-
-
-def _excess(stats: TokenStats) -> Tensor:
+def head_excess(stats: TokenStats) -> Tensor:
     """Sum over H of p r - p + q; without a head, that over the whole vocabulary, which is the exact KL."""
-    return stats.kl if stats.head_kl is None and stats.kl is not None else head_sums(stats)[0]
+    found = stats.kl if stats.head_kl is None else stats.head_kl
+    if found is None:
+        raise ConfigurationError("stats.head_kl is None; this estimate needs statistics with topk")
+    return found
 
 
 def kl_known(stats: TokenStats) -> Tensor:
@@ -81,14 +35,19 @@ def outside_head(stats: TokenStats, values: Tensor) -> Tensor:
     return torch.zeros_like(values) if stats.in_head is None else torch.where(stats.in_head > 0, 0, values)
 
 
-def kl_topk_tail(stats: TokenStats) -> SampledTerm:
+def sampled_term(stats: TokenStats, value: Tensor, coefficient: Tensor) -> Tensor:
+    """A term of the sampled token y_t with a value, and the gradient coefficient grad log p(y_t), [B, T]."""
+    # An infinite log ratio times the difference, which is 0, would be NaN
+    limit = torch.finfo(value.dtype).max
+    slope = coefficient.detach().clamp(-limit, limit)
+    return value.detach() + slope * (stats.logprobs - stats.logprobs.detach())
+
+
+def sampled_tail(stats: TokenStats) -> Tensor:
     """The term of the sampled token of `kl_topk`: value k3(r) and gradient r grad log p(y_t) outside H."""
     log_ratio = stats.logprobs - stats.ref_logprobs
     k3 = kl_k3_per_token(stats.logprobs, stats.ref_logprobs)
-    return SampledTerm(outside_head(stats, k3), outside_head(stats, log_ratio))
-
-
-TOPK = TopKEstimate(_excess, kl_topk_tail)
+    return sampled_term(stats, outside_head(stats, k3), outside_head(stats, log_ratio))
 
 
 def kl_topk(stats: TokenStats) -> Tensor:
@@ -112,4 +71,4 @@ def kl_topk(stats: TokenStats) -> Tensor:
         >>> round(0.7 * kl_topk(stats[0]).item() + 0.3 * kl_topk(stats[1]).item(), 4)
         0.0823
     """
-    return TOPK(stats)
+    return head_excess(stats) + sampled_tail(stats)

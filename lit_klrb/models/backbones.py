@@ -9,7 +9,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.adapters import has_adapter, merged
 from lit_klrb.models.checkpoints import model_from_checkpoint, read_checkpoint
 from lit_klrb.models.loading import is_checkpoint, load_tokenizer, read_folder, reading
-from lit_klrb.models.roles import CLASSIFIER, check_settings, config_dict, model_from_config
+from lit_klrb.models.roles import CLASSIFIER, check_settings, config_dict, model_from_config, other_shape
 from lit_klrb.models.trials import has_weights
 from lit_klrb.seeding import derive_seed, forked_rng
 
@@ -17,6 +17,8 @@ from lit_klrb.seeding import derive_seed, forked_rng
 GIVEN = ("model_type", "vocab_size", "pad_token_id")
 # Parts of an encoder's backbone that only classification uses, so that language models may lack them.
 POOLER = ".pooler."
+# What determines the shapes of weights, for messages.
+MAKE = "the settings make"
 
 
 def classifier_on(
@@ -53,7 +55,7 @@ def _on_checkpoint(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
         if name not in weights:
             raise ConfigurationError(f"it has no weights for {name}")
         if weights[name].shape != weight.shape:
-            raise _other_shape(name, weights[name].shape, weight.shape)
+            raise other_shape(name, weights[name].shape, weight.shape, MAKE)
     model.base_model.load_state_dict({name: weights[name] for name in needed})
     return model
 
@@ -71,13 +73,8 @@ def _on_folder(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
         raise ConfigurationError("it is a classifier already, which is given as classifier_path")
     for name in random:
         if name in other and name.startswith(within):
-            raise _other_shape(name, *other[name])
+            given, expected = other[name]
+            raise other_shape(name, given, expected, MAKE)
         if name.startswith(within) and POOLER not in name:
             raise ConfigurationError(f"it has no weights for {name}")
     return model
-
-
-def _other_shape(name: str, given: Any, expected: Any) -> ConfigurationError:
-    return ConfigurationError(
-        f"the weight {name} has the shape {list(given)}; the settings make it {list(expected)}"
-    )

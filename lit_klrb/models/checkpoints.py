@@ -16,8 +16,8 @@ from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import read_object
 from lit_klrb.models.adapters import stored_adapter
-from lit_klrb.models.limits import Size, at_most, check_numbers
-from lit_klrb.models.roles import POLICY, Role, model_from_config, without_code
+from lit_klrb.models.folders import Size, at_most, check_numbers
+from lit_klrb.models.roles import POLICY, Role, model_from_config, other_shape, without_code
 from lit_klrb.run.checkpoints import digest, is_stored_whole, read
 from lit_klrb.run.directory import published_result
 from lit_klrb.seeding import forked_rng
@@ -128,5 +128,4 @@ def _check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> N
         raise ConfigurationError(f"the weight {name} {problem}")
     for name, value in expected.items():
         if weights[name].shape != value.shape:
-            shapes = f"{list(weights[name].shape)}; its configuration makes it {list(value.shape)}"
-            raise ConfigurationError(f"the weight {name} has the shape {shapes}")
+            raise other_shape(name, weights[name].shape, value.shape)

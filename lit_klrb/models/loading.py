@@ -29,8 +29,7 @@ from lit_klrb.models.checkpoints import (
     read_checkpoint as read_checkpoint,
     token_values_from_checkpoint,
 )
-from lit_klrb.models.folders import check_entries, check_weights
-from lit_klrb.models.limits import limited
+from lit_klrb.models.folders import check_entries, check_weights, limited
 from lit_klrb.models.rehearsal import Made, current_rehearsal, without_weights
 from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
@@ -41,6 +40,7 @@ from lit_klrb.models.roles import (
     config_dict as config_dict,
     fuse_activations,
     model_from_config,
+    other_shape,
 )
 from lit_klrb.models.tokenizers import (
     tokenizer_files as tokenizer_files,
@@ -170,9 +170,7 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
     if missing := sorted(found["missing_keys"]):
         raise ConfigurationError(f"not a {role.name}: it has no weights for {', '.join(missing[:3])}")
     if mismatched := sorted(found["mismatched_keys"]):
-        name, given, expected = mismatched[0]
-        shapes = f"{list(given)}; its configuration makes it {list(expected)}"
-        raise ConfigurationError(f"the weight {name} has the shape {shapes}")
+        raise other_shape(*mismatched[0])
     layers = {NUMBER.sub(".N.", name) for name in model.state_dict()}
     for name in sorted(found["unexpected_keys"]):
         if NUMBER.search(name) and any(known.endswith(NUMBER.sub(".N.", name)) for known in layers):

@@ -1,5 +1,7 @@
-"""Passes of a model under autocast, without the work that autocast alone repeats."""
+"""Passes of a model under autocast, and whether a processor is faster or slower in bfloat16."""
 
+import functools
+import timeit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lit_klrb.models.sharding import is_sharded
 
+# Rows, columns and inner size of the products: a layer of SmolLM2-135M on a small batch.
+SHAPE = 256, 1536, 576
+ROUNDS = 3
 SDPA = "sdpa"
 
 
@@ -67,3 +72,39 @@ def _precise(argument: Any) -> Any:
     if isinstance(argument, Tensor) and argument.is_floating_point():
         return argument.float()
     return argument
+
+
+@functools.cache
+def bfloat16_speed() -> float:
+    """Products of matrices per second in bfloat16 relative to those in float32, on this processor.
+
+    Processors without bfloat16 units convert every number and have a fifth of the speed; those with them have
+    several times as much. It takes some milliseconds, once in a process.
+    """
+    return _seconds(torch.float32) / _seconds(torch.bfloat16)
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    """The least time of a product in some rounds, as what else the machine does only adds to it."""
+    rows, columns, inner = SHAPE
+    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
+    return min(timeit.repeat(lambda: left @ right, number=1, repeat=ROUNDS))
+
+
+def slow_precision(precision: str, device: torch.device) -> str | None:
+    """One line if a run in bfloat16 would be slower here than in float32; None otherwise.
+
+    Args:
+        precision: As `trainer.precision`, such as "bf16-mixed".
+        device: The device of the model; only processors are measured.
+
+    Example:
+        >>> slow_precision("32-true", torch.device("cpu")) is None
+        True
+    """
+    if not precision.startswith("bf16") or device.type != "cpu" or (speed := bfloat16_speed()) >= 1:
+        return None
+    return (
+        f"trainer.precision: {precision} is slow on this processor: products of matrices in bfloat16 have "
+        f"{speed:.2f} of the speed of float32; --trainer.precision 32-true is faster"
+    )

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.limits import limited, size_of_folder
+from lit_klrb.models.folders import limited, size_of_folder
 from lit_klrb.models.roles import Role, check_role
 
 

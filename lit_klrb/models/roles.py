@@ -70,6 +70,14 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
     return model
 
 
+def other_shape(
+    name: str, given: Any, expected: Any, makes: str = "its configuration makes"
+) -> ConfigurationError:
+    """The error for a weight of another shape than that of its model."""
+    shapes = f"{list(given)}; {makes} it {list(expected)}"
+    return ConfigurationError(f"the weight {name} has the shape {shapes}")
+
+
 def check_role(kind: str, role: Role) -> None:
     """Check that an architecture is one of a role."""
     if kind not in role.architectures:
@@ -109,10 +117,6 @@ def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -
 def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
     """Check a language model: it is causal, which encoders are not, its logits are finite, and padding has no
     effect on them.
-
-    Raises:
-        ConfigurationError: If a token's logits depend on later tokens or on padding, or are not finite, or it
-            reads too few tokens to tell.
     """
     positions = getattr(model.config, "max_position_embeddings", None) or 1000
     if role == POLICY and 0 < positions < SHORTEST:

@@ -157,11 +157,7 @@ class ServedTeacher:
         self.check_same(probe)
 
     def check_same(self, probe: object) -> None:
-        """Compare it with the teacher of an earlier time, by what that said of the same tokens.
-
-        Raises:
-            ConfigurationError: If it is another.
-        """
+        """Compare it with the teacher of an earlier time, by what that said of the same tokens."""
         if not isinstance(probe, list) or len(probe) != len(self.probe):
             return  # of an earlier version, or with another vocabulary, which the tokenizer shows
         apart = fmean(abs(one - other) for one, other in zip(probe, self.probe, strict=True))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lit_klrb.notes import say_once
+from lit_klrb.terminal import say_once
 
 # Largest difference of equal logits, relative to the largest logit, in float32 and better. Rounding makes it
 # 5e-5 in SmolLM2 after some training; families of transformers that differ do so by 7e-3 at least. With a

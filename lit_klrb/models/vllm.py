@@ -95,11 +95,7 @@ class VLLMBackend:
         return Rollout(torch.cat([prompts, completions], 1), attention, mask, logprobs)
 
     def start(self, policy: PreTrainedModel) -> Any:
-        """Start the engine, unless it runs: with memory for the policy's weights, but not the weights.
-
-        Raises:
-            ConfigurationError: If vLLM does not know its architecture, or does not start.
-        """
+        """Start the engine, unless it runs: with memory for the policy's weights, but not the weights."""
         if self._engine is not None:
             return self._engine
         # Run the engine in this process, so that weights are passed without a copy between processes

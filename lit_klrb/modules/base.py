@@ -20,12 +20,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
 from lit_klrb.data.encode import end_tokens
-from lit_klrb.distributed import check_strategy, divides_models, sharding_mesh
+from lit_klrb.distributed import FSDP2, check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
-from lit_klrb.models.bfloat16 import slow_precision
 from lit_klrb.models.layers import check_layers, with_layers
+from lit_klrb.models.precision import slow_precision
 from lit_klrb.models.rehearsal import current_rehearsal
 from lit_klrb.models.sharding import shard
 from lit_klrb.modules.schedules import share
@@ -134,7 +134,7 @@ class TrainedModule(L.LightningModule, ABC):
                 log.warning(slow)
 
     def _check_sharding(self) -> None:
-        if not divides_models(self.trainer):
+        if not isinstance(self.trainer.strategy, FSDP2):
             return
         if not self.shards:
             problem = f"fsdp2 does not support {type(self).__name__}; use ddp, or one device"

@@ -85,11 +85,7 @@ class DistillModule(OnPolicyModule):
         return served.is_address(self.reference_path)
 
     def setup(self, stage: str) -> None:
-        """Refuse estimators and callbacks that need more of a served teacher than it sends.
-
-        Raises:
-            ConfigurationError: With the estimators that do not.
-        """
+        """Refuse estimators and callbacks that need more of a served teacher than it sends."""
         super().setup(stage)
         if not self.is_served:
             return
@@ -103,11 +99,7 @@ class DistillModule(OnPolicyModule):
                 )
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Refuse prompts on which the teacher is the policy without its new adapter.
-
-        Raises:
-            ConfigurationError: If both read the same.
-        """
+        """Refuse prompts on which the teacher is the policy without its new adapter."""
         super().on_validation_batch_start(batch, batch_idx, dataloader_idx)
         if self.reference_path is None and self.lora is not None and "teacher_tokens" not in batch:
             raise ConfigurationError(
@@ -117,11 +109,7 @@ class DistillModule(OnPolicyModule):
             )
 
     def load_pair(self) -> Pair:
-        """Student and teacher, which may be an engine of its own.
-
-        Raises:
-            ConfigurationError: If its vocabulary is not the student's, or loading or connecting fails.
-        """
+        """Student and teacher, which may be an engine of its own."""
         if not self.is_served:
             return super().load_pair()
         if current_rehearsal():
@@ -147,11 +135,7 @@ class DistillModule(OnPolicyModule):
             checkpoint[PROBE_KEY] = self.pair.teacher.probe
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go on with another served teacher.
-
-        Raises:
-            ConfigurationError: If it is another.
-        """
+        """Refuse to go on with another served teacher."""
         super().on_load_checkpoint(checkpoint)
         trainer = trainer_of(self)
         fitting = trainer is not None and trainer.state.fn == TrainerFn.FITTING
@@ -161,7 +145,7 @@ class DistillModule(OnPolicyModule):
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The student of policy_path, or a new one initialised from the seed."""
         if self.policy_config is None or self.reference_path is None:
-            return self.load_policy()
+            return super().build_policy()
         tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 

@@ -7,7 +7,6 @@ from typing import Any, TypeVar, final
 import torch
 from rich.progress import track
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import pad
 from lit_klrb.data.pairs import PreferencePair, collate_pairs
@@ -64,11 +63,7 @@ class DPOModule(RegularisedModule):
             raise ConfigurationError(f"{problem}; a folder of that name is ./{ITSELF}", key="reference_path")
 
     def setup(self, stage: str) -> None:
-        """Check that pairs can be made, if the data do not have them.
-
-        Raises:
-            ConfigurationError: If completions_per_prompt is 1.
-        """
+        """Check that pairs can be made, if the data do not have them."""
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.datamodule, "preferences", "") is None:  # type: ignore[attr-defined]
             self._check_pairs()
@@ -77,10 +72,6 @@ class DPOModule(RegularisedModule):
         if (count := self.completions_per_prompt) < 2:
             problem = f"must be at least 2 unless the data module has preferences, got {count}"
             raise ConfigurationError(problem, key="completions_per_prompt")
-
-    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The policy of policy_path, or the reference."""
-        return self.load_policy()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The DPO loss of a batch of pairs: all chosen completions, then all rejected ones."""

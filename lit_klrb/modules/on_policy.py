@@ -21,8 +21,7 @@ from lit_klrb.models.generation import Rollout, generate_completions
 from lit_klrb.models.vllm import VLLMBackend
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.rewards import TrainingReward
-from lit_klrb.rollouts.experience import Experience
-from lit_klrb.rollouts.step import Scored, begin, policy_loss, reward_to_come, weigh
+from lit_klrb.rollouts.step import Experience, Scored, begin, policy_loss, reward_to_come, weigh
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
@@ -104,11 +103,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         self.has_said_equal = False
 
     def setup(self, stage: str) -> None:
-        """Check that an estimator is plugged in and its gradient is not known to be biased.
-
-        Raises:
-            ConfigurationError: If not, for example without a correction for later optimizer steps.
-        """
+        """Check that an estimator is plugged in and its gradient is not known to be biased."""
         super().setup(stage)
         if stage != "fit":
             return
@@ -241,8 +236,7 @@ class OnPolicyModule(RegularisedModule, ABC):
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
         """The estimator's weights of a rollout, which it remembers for the next ones."""
         scored = Scored.everyones(rollout, stats, rewards)
-        with self.stopwatch("statistics"):
-            weights = weigh(self.memory, scored, beta=self.beta, group_size=self.group_size)
+        weights = weigh(self.memory, scored, beta=self.beta, group_size=self.group_size)
         return weights.map(lambda rows: own_rows(rows, like=rollout.mask))
 
     def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:

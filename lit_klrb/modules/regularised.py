@@ -23,7 +23,6 @@ from lit_klrb.modules.base import PolicyModule
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import NoReward, Reward, RewardOutput, TrainingReward, load_reward, reward_parts
 from lit_klrb.rollouts.pair import Loaded, Pair
-from lit_klrb.rollouts.stopwatch import Stopwatch
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
@@ -120,7 +119,6 @@ class RegularisedModule(PolicyModule, ABC):
         if self.final_evaluation_completions is not None:
             check_at_least(1, final_evaluation_completions=self.final_evaluation_completions)
         self.sampling = Sampling(self.completions_per_prompt, self.max_new_tokens, self.temperature)
-        self.stopwatch = Stopwatch(running=False)
         self._evaluated: list[dict[str, Tensor]] = []
         self._warned_of_few = False
         # Whether the reference reads other prompts than the policy.
@@ -180,7 +178,6 @@ class RegularisedModule(PolicyModule, ABC):
             itself=self.reference_path == loading.ITSELF,
             stop_at_eos=self.stop_at_eos,
             teacher=teacher,
-            stopwatch=self.stopwatch,
         )
 
     def load_reward(self, device: torch.device) -> Reward:
@@ -189,8 +186,8 @@ class RegularisedModule(PolicyModule, ABC):
             return NoReward()
         return load_reward(self.reward_path, self.reward_label, self.reward_output, device)
 
-    def load_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load policy and tokenizer from `policy_path`, or from `reference_path` if it is None."""
+    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The policy of policy_path, or the reference if that is None."""
         key, path = "policy_path", self.reference_path if self.policy_path is None else self.policy_path
         if path is None or (self.policy_path is None and path == loading.ITSELF):
             raise ConfigurationError(f"must not be None if reference_path is {path}", key=key)

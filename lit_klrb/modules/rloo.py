@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import final
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from lit_klrb.models import loading
 from lit_klrb.modules.on_policy import OnPolicyModule
 
@@ -42,7 +40,3 @@ class RLOOModule(OnPolicyModule):
     """
 
     reward_path: str | dict[str, float] = loading.GRAMMAR
-
-    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The policy of policy_path, or the reference."""
-        return self.load_policy()

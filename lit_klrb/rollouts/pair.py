@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -21,7 +21,6 @@ from lit_klrb.models.scoring import Scorer
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.reward_functions import IDS
-from lit_klrb.rollouts.stopwatch import Stopwatch
 
 
 class Loaded(NamedTuple):
@@ -63,7 +62,6 @@ class Pair:
         itself: Whether the policy itself, with a stopped gradient, is the reference.
         stop_at_eos: Whether ends end a completion; if not, all have the maximum length.
         teacher: A reference in an engine of its own, which takes the place of `second`.
-        stopwatch: Takes the time of sampling ("generate") and scoring ("statistics").
 
     Attributes:
         vocabulary_size: V, the rows that both heads have.
@@ -80,7 +78,6 @@ class Pair:
     itself: bool = False
     stop_at_eos: bool = True
     teacher: ServedTeacher | None = None
-    stopwatch: Stopwatch = field(default_factory=lambda: Stopwatch(running=False))
 
     def __post_init__(self) -> None:
         if self.second is None and not (self.itself or self.teacher or has_adapter(self.policy)):
@@ -152,7 +149,7 @@ class Pair:
         }
         reading = self.reading_reference() if of_reference else nullcontext(self.policy)
         rows = {} if self.rows is None else {"rows": self.rows}
-        with self.stopwatch("generate"), reading as model:
+        with reading as model:
             return backend(
                 model,
                 own["tokens"],
@@ -194,9 +191,8 @@ class Pair:
         topk: TopK | None = None,
     ) -> tuple[Tensor, TokenStats]:
         """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
-        with self.stopwatch("statistics"):
-            states = self.scorer.reference_states(self.read(rollout, batch))
-            return states, self.scorer.stats(rollout, states, token_values, topk)
+        states = self.scorer.reference_states(self.read(rollout, batch))
+        return states, self.scorer.stats(rollout, states, token_values, topk)
 
     def texts(self, rollout: Rollout, part: slice = slice(None)) -> list[str]:
         """Each sequence as a text, prompt and completion."""
@@ -230,8 +226,7 @@ class Pair:
 
     def rewards(self, reward: Callable[..., Tensor], rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
         """The reward of each sequence, shape [B]."""
-        with self.stopwatch("reward"):
-            columns = self.columns(rollout, batch)
-            pairs = zip(rollout.completions, rollout.mask, strict=True)
-            columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
-            return reward(self.texts(rollout), columns).to(rollout.tokens.device)
+        columns = self.columns(rollout, batch)
+        pairs = zip(rollout.completions, rollout.mask, strict=True)
+        columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
+        return reward(self.texts(rollout), columns).to(rollout.tokens.device)

@@ -54,8 +54,6 @@ def imported_card(facts: dict[str, Any], licence: Any) -> str:
     named = isinstance(licence, str) and re.fullmatch(r"[a-z][a-z0-9.-]{0,40}", licence) is not None
     text = (
         "# Model from a GGUF file\n\nThese weights are those of the file, as floating-point numbers. If the "
-    )
-    text += (
         "file is quantised, this is\nnot the original model: do not compare its scores with published ones."
     )
     return _card({"license": licence} if named and yaml.safe_load(licence) == licence else {}, text, facts)

@@ -40,7 +40,6 @@ class CheckpointFiles(TorchCheckpointIO):
         """Check and read a checkpoint."""
         with concerning(path, key="ckpt_path"):
             check_intact(Path(path))
-        with concerning(path, key="ckpt_path"):
             content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             check_tensors(content)
         return content
@@ -66,7 +65,7 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
     with (
         refusing("not a checkpoint"),
         warnings.catch_warnings(),
-    ):  # damaged files raise all kinds of exceptions
+    ):  # damaged files raise all kinds
         # A note on the time that a check of sparse tensors takes, which would be shown as the reason
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
         try:
@@ -82,11 +81,7 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
 
 
 def check_tensors(content: Any) -> None:
-    """Check that all tensors in nested dictionaries and lists are dense and stored in full.
-
-    Raises:
-        ConfigurationError: If one is on the meta device, sparse, quantised, or a view that repeats elements.
-    """
+    """Check that all tensors in nested dictionaries and lists are dense and stored in full."""
     left, seen = [content], set()
     while left:
         part = left.pop()

@@ -24,11 +24,7 @@ def trainer_of(module: L.LightningModule) -> L.Trainer | None:
 
 
 def attach(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule) -> None:
-    """Connect a module and its data with a trainer, as `Trainer.fit` does before anything else.
-
-    Raises:
-        MisconfigurationException: If the module lacks what every training needs.
-    """
+    """Connect a module and its data with a trainer, as `Trainer.fit` does before anything else."""
     trainer.state.fn = TrainerFn.FITTING
     trainer.strategy.connect(module)
     trainer._data_connector.attach_data(module, datamodule=data)

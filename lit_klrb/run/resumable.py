@@ -31,11 +31,7 @@ MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def check_resumable(path: str, checkpoint: Mapping[str, Any]) -> None:
-    """Check that a checkpoint is complete; one with weights only is not.
-
-    Raises:
-        ConfigurationError: If an entry is missing or has another type; names it.
-    """
+    """Check that a checkpoint is complete; one with weights only is not."""
     _refuse(path, _problems(checkpoint))
 
 
@@ -56,9 +52,6 @@ def check_states(
         scheduler: The new schedule of its learning rate.
         loop: The state of the trainer's loop before it is restored.
         max_steps: The last step of the run.
-
-    Raises:
-        ConfigurationError: If a name, a type, a shape or a number differs; names the first.
     """
     check_resumable(path, checkpoint)
     _refuse(path, _differences(checkpoint, optimizer, scheduler, loop, max_steps))

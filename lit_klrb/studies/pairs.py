@@ -1,7 +1,9 @@
 """Pairs of a policy and a reference, and what all studies of such pairs have in common."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, final
@@ -18,15 +20,14 @@ from lit_klrb.data.prompts import prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats
+from lit_klrb.models.folders import check_device
 from lit_klrb.models.generation import Sampling
-from lit_klrb.models.limits import check_device
 from lit_klrb.models.loading import ITSELF, freeze
 from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward
 from lit_klrb.rollouts.pair import Loaded, Pair
-from lit_klrb.rollouts.stopwatch import Stopwatch
-from lit_klrb.studies.study import Study
+from lit_klrb.studies.base import Study
 
 # Prompts per forward pass.
 _PROMPTS_PER_PASS = 4
@@ -123,11 +124,7 @@ class CheckpointPair(ModelPair):
         return Sampling(completions, self.max_new_tokens, self.temperature)
 
     def load(self) -> Pair:
-        """The models, in evaluation mode.
-
-        Raises:
-            ConfigurationError: If one cannot be loaded or the device does not exist.
-        """
+        """The models, in evaluation mode."""
         check_device(self.device)
         policy, reference = Loaded.of("policy_path", self.policy_path), None
         if self.reference_path not in (None, ITSELF):
@@ -144,27 +141,21 @@ class CheckpointPair(ModelPair):
         return TrainingReward(reward, lambda: (TrainerState(0, 0), False))
 
     def batches(self, pair: Pair, number: int, size: int) -> list[Batch]:
-        """Batches of distinct prompts, the same for every seed, on the device of the pair.
-
-        Raises:
-            ConfigurationError: If the source has fewer rows.
-        """
+        """Batches of distinct prompts, the same for every seed, on the device of the pair."""
         rows = load_rows(Source(self.source, "prompts"), self.split, size=number * size)
         if len(rows) < number * size:
             has = f"the {self.split} split of {self.source} has {len(rows)} rows"
             raise ConfigurationError(f"{has}, {number * size} needed", key="source")
         prompts = read_prompts(rows, pair.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
-        padded = (
-            prompt_batch(prompts[first : first + size], pair.tokenizer.pad_token_id)
-            for first in range(0, number * size, size)
-        )
-        return [move_data_to_device(batch, pair.policy.device) for batch in padded]
+        parts = (prompts[first : first + size] for first in range(0, number * size, size))
+        padding, device = pair.tokenizer.pad_token_id, pair.policy.device
+        return [move_data_to_device(prompt_batch(part, padding), device) for part in parts]
 
     @override
     def sample(self, prompts: int, completions: int, seed: int) -> Sample:
         pair = self.load()
         (batch,) = self.batches(pair, 1, prompts)
-        return sample_completions(pair, batch, self.sampling(completions), seed, timed=True)
+        return sample_completions(pair, batch, self.sampling(completions), seed, with_logprobs=True)
 
     @override
     def exact_kl(self, prompts: int) -> None:
@@ -173,26 +164,43 @@ class CheckpointPair(ModelPair):
 
 @torch.no_grad()
 def sample_completions(
-    pair: Pair, batch: Batch, sampling: Sampling, seed: int, *, timed: bool = False
+    pair: Pair, batch: Batch, sampling: Sampling, seed: int, *, with_logprobs: bool = False
 ) -> Sample:
-    """Completions of a batch of prompts with their statistics, a few prompts at a time."""
-    watch = Stopwatch(running=timed)
-    rollouts, parts = [], []
+    """Completions of a batch of prompts with their statistics, a few prompts at a time.
+
+    With the time of the log-probabilities of the sampled tokens alone, which are then computed, too.
+    """
+    rollouts, parts, seconds = [], [], dict[str, float]()
     for first in range(0, len(batch["tokens"]), _PROMPTS_PER_PASS):
         rows, before = slice(first, first + _PROMPTS_PER_PASS), first * sampling.completions_per_prompt
         some = {name: value[rows] for name, value in batch.items() if isinstance(value, Tensor)}
-        with watch("sampling"):
+        with timed(seconds, "sampling"):
             rollout = pair.sample(some, sampling, seed=seed, rows_before=before)
-        if timed:
-            with watch("logprobs"), pair.reading_reference() as reference:
+        if with_logprobs:
+            with timed(seconds, "logprobs"), pair.reading_reference() as reference:
                 for model in (pair.policy, reference):
                     completion_logprobs(model, rollout, pair.temperature)
-        with watch("statistics"):
+        with timed(seconds, "statistics"):
             parts.append(pair.score(rollout, some)[1])
         rollouts.append(rollout)
     mask = stacked([rollout.mask for rollout in rollouts]).cpu()
     tokens = stacked([rollout.completions for rollout in rollouts]).cpu()
-    return Sample(stacked_stats(parts).map(Tensor.cpu), mask, tokens, watch.take())
+    return Sample(stacked_stats(parts).map(Tensor.cpu), mask, tokens, seconds)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the time of the block to that of a stage."""
+    start = now()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + now() - start
+
+
+def now() -> float:
+    """The time in seconds, after waiting for pending work on a GPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 Measured = TypeVar("Measured", bound=ModelPair)

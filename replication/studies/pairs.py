@@ -9,9 +9,8 @@ from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import token_stats
-from lit_klrb.rollouts.stopwatch import Stopwatch
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.pairs import ModelPair, Sample
+from lit_klrb.studies.pairs import ModelPair, Sample, timed
 from replication.studies.tabular import TabularPairs
 
 
@@ -50,8 +49,8 @@ class EnumerablePair(ModelPair):
 
     @override
     def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
-        pairs, watch = self.models(prompts), Stopwatch(running=True)
-        with watch("sampling"):
+        pairs, seconds = self.models(prompts), dict[str, float]()
+        with timed(seconds, "sampling"):
             generator = torch.Generator().manual_seed(seed)
             uniforms = torch.rand(prompts, completions, dtype=torch.float64, generator=generator)
             uniforms = stratified_uniforms(uniforms.view(-1, stratum)).view(prompts, completions)
@@ -61,12 +60,12 @@ class EnumerablePair(ModelPair):
         logits, ref_logits = (
             table[model, prefixes % table.shape[1]] for table in (pairs.policies, pairs.references)
         )
-        with watch("logprobs"):
+        with timed(seconds, "logprobs"):
             for table in (logits, ref_logits):
                 table.log_softmax(-1).gather(-1, tokens[..., None])
-        with watch("statistics"):
+        with timed(seconds, "statistics"):
             stats = token_stats(logits, ref_logits, tokens)
-        return Sample(stats, mask, tokens, watch.take())
+        return Sample(stats, mask, tokens, seconds)
 
     @override
     def exact_kl(self, prompts: int) -> Tensor:

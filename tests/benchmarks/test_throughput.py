@@ -6,7 +6,6 @@ import pytest
 from runs import equal, rows_of, weights_of
 
 from benchmarks import throughput
-from lit_klrb.rollouts import stopwatch
 
 MONITOR = "--trainer.callbacks+=benchmarks.throughput.RolloutThroughput"
 
@@ -20,8 +19,7 @@ def logged(run):
 
 def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, monkeypatch):
     ticks = iter(range(10_000))  # every reading of the clock takes a second
-    for module in (stopwatch, throughput):
-        monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
+    monkeypatch.setattr(throughput, "now", lambda: float(next(ticks)))
     assert chain.run("fit", "rloo", MONITOR, run=tmp_path) == 0
     assert equal(weights_of(chain.root / "rloo"), weights_of(tmp_path))
     found = logged(tmp_path)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lit_klrb.cli.main import main
-from lit_klrb.comparison.inputs import encode_prompts, read_table
-from lit_klrb.comparison.measure import load, noise_floor, text_rollouts
+from lit_klrb.comparison.measure import encode_prompts, load, noise_floor, read_table, text_rollouts
 from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import fresh_model, load_tokenizer

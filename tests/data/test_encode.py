@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from lit_klrb.comparison.inputs import encode_prompts, encode_windows
+from lit_klrb.comparison.measure import encode_prompts, encode_windows
 from lit_klrb.data.chat import Conversation
 from lit_klrb.data.encode import LeftOutError, Reader, classifier_ids, encode, end_tokens
 from lit_klrb.data.kinds import Row

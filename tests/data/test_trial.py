@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_klrb.data import trial
+from lit_klrb.data import chat
 from lit_klrb.data.chat import Conversation
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -10,14 +10,14 @@ from lit_klrb.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(trial, "SECONDS", 2)
+    monkeypatch.setattr(chat, "SECONDS", 2)
 
 
 def test_time_and_memory_are_bounded_and_errors_are_not_its_business():
-    assert trial.ends_in_time(lambda: "a text")
-    assert trial.ends_in_time(lambda: 1 / 0)
-    assert not trial.ends_in_time(lambda: [0] * 10**10)
-    assert not trial.ends_in_time(lambda: int("9" * 10) ** int("9" * 10))
+    assert chat.ends_in_time(lambda: "a text")
+    assert chat.ends_in_time(lambda: 1 / 0)
+    assert not chat.ends_in_time(lambda: [0] * 10**10)
+    assert not chat.ends_in_time(lambda: int("9" * 10) ** int("9" * 10))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_klrb.cli.main import main
-from lit_klrb.models import bfloat16
+from lit_klrb.models import precision as passes
 
 
 @pytest.mark.parametrize(
@@ -18,19 +18,19 @@ from lit_klrb.models import bfloat16
     ],
 )
 def test_only_a_slower_precision_is_named(monkeypatch, precision, device, speed, said):
-    monkeypatch.setattr(bfloat16, "bfloat16_speed", lambda: speed)
-    line = bfloat16.slow_precision(precision, torch.device(device))
+    monkeypatch.setattr(passes, "bfloat16_speed", lambda: speed)
+    line = passes.slow_precision(precision, torch.device(device))
     assert (line is not None) == said
     assert not said or f"{speed:.2f} of the speed" in line
 
 
 def test_the_speed_is_a_ratio_of_measured_times(monkeypatch):
-    monkeypatch.setattr(bfloat16, "_seconds", lambda dtype: {torch.float32: 2.0, torch.bfloat16: 8.0}[dtype])
-    assert bfloat16.bfloat16_speed.__wrapped__() == 0.25
+    monkeypatch.setattr(passes, "_seconds", lambda dtype: {torch.float32: 2.0, torch.bfloat16: 8.0}[dtype])
+    assert passes.bfloat16_speed.__wrapped__() == 0.25
 
 
 def test_check_and_the_start_of_a_run_say_it(monkeypatch, capsys, caplog, tmp_path):
-    monkeypatch.setattr(bfloat16, "bfloat16_speed", lambda: 0.2)
+    monkeypatch.setattr(passes, "bfloat16_speed", lambda: 0.2)
     options = ["--config", "configs/demo/sft.yaml", "--trainer.precision", "bf16-mixed"]
     assert main(["check", *options]) == 0
     assert "0.20 of the speed of float32" in capsys.readouterr().err + caplog.text

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import tiny
-from lit_klrb import notes
+from lit_klrb import terminal
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.roles import POLICY, check_predicts
@@ -66,7 +66,7 @@ def test_a_cache_is_found_under_either_name(name):
 
 
 def test_a_model_without_a_cache_says_so_once(capsys, monkeypatch):
-    monkeypatch.setattr(notes, "_said", set())
+    monkeypatch.setattr(terminal, "_SAID", set())
     for _ in range(2):
         assert not continues(tiny("recurrent_gemma", dtype=torch.float32))
     assert capsys.readouterr().err.count("does not continue from cached keys and values") == 1

@@ -196,35 +196,26 @@ def _exponentiate(centred: Tensor, differences: Tensor, masses: Tensor) -> None:
         torch.exp(centred, out=masses)
 
 
-class _Workspace(threading.local):
-    """Memory on the CPU that successive calls of the same thread reuse.
+# Memory on a CPU by name and dtype, `buffers`, which successive calls of a thread reuse
+_WORKSPACE = threading.local()
+
+
+def take(name: str, like: Tensor, count: int) -> Tensor:
+    """`count` elements with the dtype and device of `like`; on a CPU, the next call of the name reuses them.
 
     On a CPU, large blocks of memory return to the operating system when they are freed, and the next
     allocation has its pages zeroed again: about 4 % of the operation's time. On a GPU torch caches memory.
     """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def take(self, name: str, like: Tensor, count: int) -> Tensor:
-        """`count` elements with the dtype and device of `like`; on a CPU, equal names share memory."""
-        if like.device.type != "cpu":
-            return like.new_empty(count)
-        key = name, like.dtype
-        if key not in self._buffers or len(self._buffers[key]) < count:
-            self._buffers.pop(key, None)  # free the old buffer before the larger one is allocated
-            # Under inference_mode this would be an inference tensor, which cannot be written to outside it
-            with torch.inference_mode(False):
-                self._buffers[key] = torch.empty(count, dtype=like.dtype)
-        return self._buffers[key][:count]
-
-
-_WORKSPACE = _Workspace()
-
-
-def take(name: str, like: Tensor, count: int) -> Tensor:
-    """Memory that the next call with this name overwrites, see `_Workspace.take`."""
-    return _WORKSPACE.take(name, like, count)
+    if like.device.type != "cpu":
+        return like.new_empty(count)
+    buffers: dict[tuple[str, torch.dtype], Tensor] = vars(_WORKSPACE).setdefault("buffers", {})
+    key = name, like.dtype
+    if key not in buffers or len(buffers[key]) < count:
+        buffers.pop(key, None)  # free the old buffer before the larger one is allocated
+        # Under inference_mode this would be an inference tensor, which cannot be written to outside it
+        with torch.inference_mode(False):
+            buffers[key] = torch.empty(count, dtype=like.dtype)
+    return buffers[key][:count]
 
 
 class Buffers:
@@ -250,13 +241,11 @@ class Buffers:
         retain_reference: bool = True,
     ) -> None:
         self._retains_blocks, self._retains_reference = retained is not None, retain_reference
-        self._logits = _WORKSPACE.take("logits", like, rows * columns)
+        self._logits = take("logits", like, rows * columns)
         widths = {"ref_logits": retained if retain_reference else None, "masses": retained}
         self._ref_logits, self._masses = (
-            _WORKSPACE.take(name, like, rows * (width or columns))
-            if shared or width is None
-            else like.new_empty(rows * width)
-            for name, width in widths.items()
+            take(n, like, rows * (w or columns)) if shared or w is None else like.new_empty(rows * w)
+            for n, w in widths.items()
         )
         self._columns = columns
         self._weight: Tensor | None = None
@@ -276,7 +265,7 @@ class Buffers:
         if weight.dtype == self._logits.dtype:
             return weight
         if self._weight is None or self._weight.shape[1] != weight.shape[1]:
-            memory = _WORKSPACE.take("weight", self._logits, self._columns * weight.shape[1])
+            memory = take("weight", self._logits, self._columns * weight.shape[1])
             self._weight = memory.view(self._columns, weight.shape[1])
         return self._weight[: len(weight)].copy_(weight)
 

@@ -22,7 +22,7 @@ from lit_klrb.functional.tiled.inputs import (
     weighted,
 )
 from lit_klrb.functional.tiled.tile import Tile
-from lit_klrb.functional.topk import kl_topk_tail
+from lit_klrb.functional.topk import kl_topk
 
 
 def tiled_policy_loss(
@@ -137,19 +137,20 @@ class _Objective(NamedTuple):
     behaviour_logprobs: Tensor | None
     clip_range: float
 
-    def score(self, logprobs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """Sum of the score term over a tile, and its derivative with respect to each log-probability."""
-        weights = self.score_weights[rows].to(logprobs.dtype)
-        # Autograd of a function of N numbers: clipping is defined in one place, `clipped_loss`
-        with torch.enable_grad():
-            leaf = logprobs.detach().requires_grad_()
-            if self.behaviour_logprobs is None:
-                loss = weighted_loss(leaf[None], weights[None])
-            else:
-                log_ratio = leaf - self.behaviour_logprobs[rows]
-                loss = clipped_loss(log_ratio[None], weights[None], self.clip_range)
-            (slope,) = torch.autograd.grad(loss, leaf)
-        return loss.detach(), slope
+    def of(self, stats: TokenStats, rows: slice) -> Tensor:
+        """The sum over a tile, differentiable in its statistics, shape [N]."""
+        dtype = stats.logprobs.dtype
+        weights = self.score_weights[rows].to(dtype)[None]
+        if self.behaviour_logprobs is None:
+            loss = weighted_loss(stats.logprobs[None], weights)
+        else:
+            log_ratio = stats.logprobs - self.behaviour_logprobs[rows]
+            loss = clipped_loss(log_ratio[None], weights, self.clip_range)
+        kl = kl_topk(stats) if stats.kl is None or stats.head_kl is not None else stats.kl
+        loss = loss + weighted(self.kl_weights[rows].to(dtype), kl).sum()
+        if self.value_weights is None or stats.expected_value is None:
+            return loss
+        return loss + (self.value_weights[rows].to(dtype) * stats.expected_value).sum()
 
 
 class _TiledPolicyLoss(torch.autograd.Function):
@@ -194,19 +195,11 @@ def _tile(
     """Loss and statistics of a tile; its logits are computed once, for both values and gradients."""
     tile = Tile.of(tiled, rows, buffers)
     fields = tile.fields()
-    loss, score = objective.score(fields["logprobs"], rows)
-    kl_weights = objective.kl_weights[rows].to(score.dtype)
-    if tiled.topk is None:
-        loss = loss + weighted(kl_weights, fields["kl"]).sum()
-    else:
-        # The sampled tail acts on the score of the sampled token, the exact head on all logits
-        tail = kl_topk_tail(TokenStats(**fields))
-        loss = loss + weighted(kl_weights, fields["head_kl"] + tail.value).sum()
-        score = score + weighted(kl_weights, tail.coefficient)
-    value_weights = None
-    if objective.value_weights is not None:
-        value_weights = objective.value_weights[rows].to(score.dtype)
-        loss = loss + (value_weights * fields["expected_value"]).sum()
+    # By autograd of a function of N statistics: the loss is defined once, and its gradient follows
+    with torch.enable_grad():
+        leaves = {name: field.detach().requires_grad_() for name, field in fields.items()}
+        loss = objective.of(TokenStats(**leaves), rows)
     if gradients.needed:
-        tile.backpropagate(score, kl_weights, value_weights, gradients)
-    return loss, fields
+        slopes = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True)
+        tile.backpropagate({n: s for n, s in zip(leaves, slopes, strict=True) if s is not None}, gradients)
+    return loss.detach(), fields

@@ -102,7 +102,9 @@ class _TiledTokenStats(torch.autograd.Function):
         """The fields; their names are appended to `names`."""
         with torch.autocast(hidden.device.type, enabled=False):
             is_small = may_be_retained(len(tiled.tokens), len(weight))
-            tiles = _tiles(tiled) if is_small and any(ctx.needs_input_grad) else None
+            tiles = None
+            if is_small and any(ctx.needs_input_grad):  # each in memory of its own
+                tiles = [Tile.of(tiled, rows, tiled.buffers(True, shared=False)) for rows in tiled.tiles()]
             stats, heads = _row_stats(tiled) if tiles is None else _joined(tiles)
             fields = tiled.fields(stats, heads, slice(None))
         tiled.warn_infinite(stats.kl)
@@ -130,13 +132,8 @@ class _TiledTokenStats(torch.autograd.Function):
                 _recompute(tiled, ctx.stats, ctx.heads, slopes, gradients)
             else:
                 for tile in tiles:
-                    _backpropagate(tile, slopes, gradients)
+                    tile.backpropagate({name: s[tile.rows] for name, s in slopes.items()}, gradients)
         return *gradients.finish(hidden.dtype), None, None
-
-
-def _tiles(tiled: TiledInputs) -> list[Tile]:
-    """All tiles, each in memory of its own."""
-    return [Tile.of(tiled, rows, tiled.buffers(True, shared=False)) for rows in tiled.tiles()]
 
 
 def _joined(tiles: list[Tile]) -> tuple[RowStats, TopKRows | None]:
@@ -153,16 +150,6 @@ def _row_stats(tiled: TiledInputs) -> tuple[RowStats, TopKRows | None]:
         sums.append(torch.cat([tiled.sums(rows, block, buffers, candidacy) for rows in tiled.tiles()]))
     stats = RowStats.of(torch.stack(sums))
     return stats, None if candidacy is None else candidacy.heads(stats)
-
-
-def _backpropagate(tile: Tile, slopes: dict[str, Tensor], gradients: HeadGradients) -> None:
-    """Backpropagate from the retained blocks of a tile."""
-    rows = {name: slope[tile.rows] for name, slope in slopes.items()}
-    nothing = tile.tiled.inputs.new_zeros(len(tile.sums[0]))
-    kl = rows.get("kl" if tile.heads is None else "head_kl", nothing)
-    value = None if tile.tiled.token_values is None else rows.get("expected_value", nothing)
-    score = rows.get("logprobs", nothing)
-    tile.backpropagate(score, kl, value, gradients, rows.get("head_mass"))
 
 
 def _recompute(

@@ -35,29 +35,24 @@ class Tile(NamedTuple):
         """The fields of `TokenStats`, shape [N]."""
         return self.tiled.fields(self.stats, self.heads, self.rows)
 
-    def backpropagate(
-        self,
-        score: Tensor,
-        kl_weights: Tensor,
-        value_weights: Tensor | None,
-        gradients: HeadGradients,
-        mass_weights: Tensor | None = None,
-    ) -> None:
+    def backpropagate(self, slopes: dict[str, Tensor], gradients: HeadGradients) -> None:
         """Add the gradient of a loss to those of the head; overwrites the buffers, so it works once.
 
         Args:
-            score: Derivative of the loss with respect to each row's log-probability, shape [N].
-            kl_weights: With respect to the KL or, with `topk`, to `head_kl`, shape [N].
-            value_weights: With respect to the expected token value, shape [N]; None without them.
+            slopes: Derivatives of the loss with respect to fields of `TokenStats`, shape [N]: to logprobs, kl
+                or with `topk` head_kl and head_mass, and expected_value. Those that are not there are 0.
             gradients: Receives the gradients.
-            mass_weights: With respect to `head_mass`, shape [N]; None for 0.
         """
         tiled, policy = self.tiled, self.tiled.policy
+        nothing = tiled.inputs.new_zeros(len(self.sums[0]))
+        score = slopes.get("logprobs", nothing)
+        kl_weights = slopes.get("kl" if self.heads is None else "head_kl", nothing)
+        value_weights = None if tiled.token_values is None else slopes.get("expected_value", nothing)
         gradient_of = fused(block_gradient, score.device)
         at_all, at_head = None, None
         if self.heads is not None:
-            at_all, at_head = self.heads.gradient(kl_weights, mass_weights)
-            kl_weights = torch.zeros_like(kl_weights)
+            at_all, at_head = self.heads.gradient(kl_weights, slopes.get("head_mass"))
+            kl_weights = nothing
         coefficients = self._coefficients(score, kl_weights, value_weights, at_all)
         infinite = bool((self.stats.kl == torch.inf).any())
         for index, block in enumerate(policy.blocks()):
