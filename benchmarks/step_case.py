@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from lit_klrb.data.pairs import PreferencePair, collate_pairs
+from lit_klrb.data.prompts import PreferencePair, collate_pairs
 
 VOCABULARY, LAYERS, WIDTH = 8192, 4, 256
 PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS = 32, 16, 48

@@ -26,9 +26,8 @@ from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
-from lit_klrb.cli.mistakes import ending_of
+from lit_klrb.cli.mistakes import ending_of, quiet
 from lit_klrb.cli.upstream import PATHS, paths_of
-from lit_klrb.cli.warned import quiet
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.rows import suffix_of
 from lit_klrb.errors import ConfigurationError

@@ -15,7 +15,7 @@ from lit_klrb.estimators import (
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.measurement import TOP_K, measure
+from lit_klrb.estimators.enumerated_loss import TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.reward_functions import import_member
 from lit_klrb.terminal import print_table

@@ -33,9 +33,8 @@ from lit_klrb.callbacks import (
 )
 from lit_klrb.cli.door import Door, OneLineParser
 from lit_klrb.cli.given import WITH_REWARD, default_options, flattened, given_settings, option_key
-from lit_klrb.cli.mistakes import EndedError, ending_of
+from lit_klrb.cli.mistakes import EndedError, ending_of, once_of_a_kind, quiet
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
-from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted, refusing
 from lit_klrb.estimators.advice import DEFAULT

@@ -1,10 +1,13 @@
-"""One-line messages for exceptions of libraries that the user can fix; bugs keep their traceback."""
+"""One line for exceptions of libraries that the user can fix, and no banners or repeated warnings."""
 
+import logging
 import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from lit_klrb.cli.setting_types import parameters, subclasses
 from lit_klrb.distributed import LOST, is_lost
 from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
 from lit_klrb.estimators import KLEstimator
+from lit_klrb.models.loading import silence
 from lit_klrb.studies.base import Study
 
 USAGE, FAILURE = 2, 1
@@ -194,3 +198,46 @@ def _made_in(filename: str, key: str, class_path: Any) -> bool:
     module, _, name = class_path.rpartition(".")
     made = getattr(sys.modules.get(module), name, None)
     return getattr(sys.modules.get(getattr(made, "__module__", "")), "__file__", None) == filename
+
+
+def quiet() -> None:
+    """Suppress hardware banners, and warnings about choices that are made on purpose."""
+    # Lightning uses deprecated names of jsonargparse
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    silence()
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(package).setLevel(logging.WARNING)
+    for hint in (
+        ".*does not have many workers.*",  # the model is the bottleneck; loaders run in the main process
+        ".*module\\(s\\) in eval mode.*",  # the reference, and the policy where dropout is off
+        ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
+        ".*exists and is not empty.*",  # a resumed run writes to the same directory
+        ".*callbacks used to create the checkpoint.*",  # check_same_run checks which may differ
+        ".*`srun` command is available.*",  # a machine with SLURM, on which a run need not be a job
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
+    ):
+        warnings.filterwarnings("ignore", hint)
+
+
+@contextmanager
+def once_of_a_kind() -> Iterator[None]:
+    """Show only the first warning from each line of code while the block runs.
+
+    Python repeats warnings whose text differs, even if only in a number: thousands in a long run.
+    """
+    show = warnings.showwarning
+    shown: set[tuple[type[Warning], str, int]] = set()
+
+    def show_once(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **named: Any
+    ) -> None:
+        kind = category, filename, lineno
+        if kind not in shown:
+            shown.add(kind)
+            show(message, category, filename, lineno, *rest, **named)
+
+    warnings.showwarning = show_once
+    try:
+        yield
+    finally:
+        warnings.showwarning = show

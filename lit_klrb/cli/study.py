@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lit_klrb import schema
 from lit_klrb.callbacks.recorder import versions
 from lit_klrb.cli.door import Door, OneLineParser
-from lit_klrb.cli.warned import quiet
+from lit_klrb.cli.mistakes import quiet
 from lit_klrb.errors import check_at_least
 from lit_klrb.files import write_atomically
 from lit_klrb.run.directory import RunDirectory, check_named, run_id

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row, Want, parse_rows
-from lit_klrb.data.pairs import grammar_pairs
+from lit_klrb.data.prompts import grammar_pairs
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path

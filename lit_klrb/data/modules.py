@@ -14,8 +14,7 @@ from lit_klrb.data.encode import Encoded, LeftOutError, Reader
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row, parse_rows
 from lit_klrb.data.lengths import Selection, check_context_length, context_length
-from lit_klrb.data.pairs import PreferencePair, collate_pairs, differing
-from lit_klrb.data.prompts import Prompt, PromptReader, prompt_batch
+from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, differing, prompt_batch
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError, check_at_least
 

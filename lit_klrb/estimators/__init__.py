@@ -15,8 +15,10 @@ from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVa
 from .memory import EstimatorMemory as EstimatorMemory
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
-from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
-from .to_come import RaoBlackwellTokenValues as RaoBlackwellTokenValues
+from .tilted import (
+    RaoBlackwellTokenValues as RaoBlackwellTokenValues,
+    TiltedRaoBlackwell as TiltedRaoBlackwell,
+)
 from .topk import RaoBlackwellTopK as RaoBlackwellTopK
 from .unbiased import (
     MonteCarlo as MonteCarlo,

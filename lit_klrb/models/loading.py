@@ -213,16 +213,6 @@ def load_token_values(key: str, path: str) -> Tensor | None:
         return token_values_from_checkpoint(read_checkpoint(place))
 
 
-def load_checkpoint(
-    key: str, path: str, role: Role = POLICY
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer from a Lightning checkpoint."""
-    with reading(key, path) as place:
-        checkpoint = read_checkpoint(place, role)
-        model = model_from_checkpoint(checkpoint, role)
-        return model, tokenizer_from_files(checkpoint.get(TOKENIZER_KEY))
-
-
 def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:
     """Check that either a configuration for fresh weights or a path is given."""
     if (config is None) == (path is None):

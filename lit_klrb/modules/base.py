@@ -183,10 +183,16 @@ class TrainedModule(L.LightningModule, ABC):
         if trainer_of(self) is None or hasattr(self, self.role.name):
             return
         if self.ckpt_path is not None:
-            model, self.tokenizer = loading.load_checkpoint("ckpt_path", self.ckpt_path, self.role)
+            with loading.reading("ckpt_path", self.ckpt_path) as place:
+                self._take(loading.read_checkpoint(place, self.role))
         else:
             model, self.tokenizer = self.build()
-        setattr(self, self.role.name, model)
+            setattr(self, self.role.name, model)
+
+    def _take(self, checkpoint: dict[str, Any]) -> None:
+        """Take model and tokenizer from a checkpoint."""
+        setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
+        self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint self-contained: configuration, tokenizer, adapter, end tokens."""
@@ -211,8 +217,7 @@ class TrainedModule(L.LightningModule, ABC):
             self._checkpoint_step = int(checkpoint.get("global_step", 0))
             self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
         if not hasattr(self, self.role.name):
-            setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
-            self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
+            self._take(checkpoint)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The trained weights, without the frozen reference."""

@@ -9,8 +9,7 @@ from rich.progress import track
 from torch import Tensor
 
 from lit_klrb.data.batches import pad
-from lit_klrb.data.pairs import PreferencePair, collate_pairs
-from lit_klrb.data.prompts import Prompt
+from lit_klrb.data.prompts import PreferencePair, Prompt, collate_pairs
 from lit_klrb.distributed import gather_rows, share
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.token_values import TokenValues

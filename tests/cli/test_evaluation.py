@@ -50,7 +50,9 @@ def test_standard_errors_name_the_number_of_prompts(chain, tmp_path, capsys, cap
 
 def test_a_reference_with_other_words(chain, tmp_path, capsys):
     """Two vocabularies of the same size with different words."""
-    model, tokenizer = loading.load_checkpoint("key", chain.checkpoint("sft"))
+    model, tokenizer = (
+        load("key", chain.checkpoint("sft")) for load in (loading.load_model, loading.load_tokenizer)
+    )
     model.save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     path = tmp_path / "other" / "tokenizer.json"

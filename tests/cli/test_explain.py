@@ -9,7 +9,7 @@ from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.measurement import KL_LEVELS, measure
+from lit_klrb.estimators.enumerated_loss import KL_LEVELS, measure
 
 CLASSES = explain.estimator_classes()
 RIGHT = [name for name, kind in CLASSES.items() if kind.refusal is None and name != "NoKL"]

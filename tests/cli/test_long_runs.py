@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from runs import with_callback
 
-from lit_klrb.cli.warned import once_of_a_kind
+from lit_klrb.cli.mistakes import once_of_a_kind
 
 STEPS = 40
 

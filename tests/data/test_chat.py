@@ -9,8 +9,7 @@ from lit_klrb.data.chat import Conversation, as_messages
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.encode import Reader
 from lit_klrb.data.kinds import PROMPT, parse_rows
-from lit_klrb.data.pairs import PreferencePair
-from lit_klrb.data.prompts import read_prompts
+from lit_klrb.data.prompts import PreferencePair, read_prompts
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
 

@@ -49,7 +49,7 @@ def error_of(path, tmp_path):
     with pytest.raises(ConfigurationError) as refused:
         export_checkpoint(path, str(tmp_path / "out"))
     with pytest.raises(ConfigurationError, match=r"^policy_path: "):
-        loading.load_checkpoint("policy_path", path)
+        loading.load_model("policy_path", path), loading.load_tokenizer("policy_path", path)
     assert set(tmp_path.rglob("*")) == before
     message = str(refused.value)
     assert message.startswith(f"ckpt_path: {path}: ")

@@ -12,7 +12,7 @@ from chat_tokenizer import chat_tokenizer
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.kinds import Row
 from lit_klrb.data.modules import TextPairDataModule
-from lit_klrb.data.pairs import grammar_pairs
+from lit_klrb.data.prompts import grammar_pairs
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import CLASSIFIER, fresh_model
