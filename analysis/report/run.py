@@ -57,13 +57,8 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     kl, reward = (_finite(found, f"val/{key}") for key in (schema.KL, schema.REWARD))
     if isinstance(beta, int | float) and (steps := [step for step in reward if step in kl]):
         found[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
-    sections: dict[str, list[Section | None]] = {
-        "Answer": [_curves(run, found)],
-        "Runs": [_completions(run)],
-        "Settings": [_settings(run)],
-    }
-    parts = {part: [one for one in own if one is not None] for part, own in sections.items()}
-    parts = {part: own for part, own in parts.items() if own}
+    sections = {"Answer": _curves(run, found), "Runs": _completions(run), "Settings": _settings(run)}
+    parts = {part: [section] for part, section in sections.items() if section is not None}
     # What the run did to its reward, or to the KL where there is none
     ends = [(name, [*own.values()]) for name, own in (("Reward", reward), ("KL", kl)) if len(own) > 1]
     titles = [f"{name} {number(values[0])} before, {number(values[-1])} after" for name, values in ends]

@@ -11,21 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.stats import claims, frontier
+from analysis.stats import claims, frontier, swaps
 from analysis.stats.contrast import LOG_RATIO, Contrast, difference, log_kl_contrast
 from analysis.stats.frontier import Reference
 from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import MatchedKL
 from analysis.stats.pairs import Curves, FloatArray, IntArray, Pairs
 from analysis.stats.primary import Rules, corrected, gated_verdicts, primary_verdicts
-from analysis.stats.swaps import (
-    RESAMPLES,
-    SwapTest,
-    mean_swap_test,
-    ratio_swap_test,
-    size_swap_test,
-    swap_test,
-)
 from analysis.stats.verdict import Verdict
 
 
@@ -42,13 +34,13 @@ class SpreadTest:
     """
 
     curve: FloatArray
-    pointwise: SwapTest
+    pointwise: swaps.SwapTest
     ratio: float
-    integrated: SwapTest
+    integrated: swaps.SwapTest
 
 
 def spread_test(
-    values: FloatArray, beta_index: IntArray, units: IntArray, *, resamples: int = RESAMPLES
+    values: FloatArray, beta_index: IntArray, units: IntArray, *, resamples: int = swaps.RESAMPLES
 ) -> SpreadTest:
     """Compare the spread between replicates at all steps and on average.
 
@@ -83,8 +75,10 @@ def spread_test(
 
     observed = curve(np.ones(len(names)))
     ours, theirs = (sizes / total).sum(axis=-1).T
-    ratio, integrated = ratio_swap_test(ours, theirs, units, resamples=resamples)
-    return SpreadTest(observed, size_swap_test(len(names), largest, resamples=resamples), ratio, integrated)
+    ratio, integrated = swaps.ratio_swap_test(ours, theirs, units, resamples=resamples)
+    return SpreadTest(
+        observed, swaps.size_swap_test(len(names), largest, resamples=resamples), ratio, integrated
+    )
 
 
 def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatArray:
@@ -142,14 +136,14 @@ def _of_frontier(pairs: Pairs, corner: Reference | None) -> Iterator[Verdict]:
         yield Verdict.on(claim, pairs, Contrast(values, np.ones(len(pairs)), unit, ranked=True))
     if corner is not None:
         volumes = frontier.hypervolume_differences(pairs, corner)
-        mean, test = Estimate.of_mean(volumes), mean_swap_test(volumes)
+        mean, test = Estimate.of_mean(volumes), swaps.mean_swap_test(volumes)
         yield Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", test)
 
 
 def share_verdict(pairs: Pairs, cut: float = np.inf) -> Verdict:
     """The share of the frontier of both arms with a KL below `cut`, in nats; not corrected."""
     share = frontier.pooled_share(pairs, cut)
-    test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
+    test = swaps.swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
     points = Estimate(2.0 * share.count - share.total)
     return replace(Verdict.about(claims.FRONTIER_SHARE, pairs, points, "points", test), share=share)
 
@@ -161,7 +155,7 @@ def _stability(curves: Curves) -> Iterator[Verdict]:
     tests = (
         (Estimate(test.ratio), test.integrated),
         (Estimate(largest), test.pointwise),
-        (Estimate.of_mean(rough), mean_swap_test(rough, units=curves.pairs.unit)),
+        (Estimate.of_mean(rough), swaps.mean_swap_test(rough, units=curves.pairs.unit)),
     )
     words = claims.of_curves(curves.metric, "log KL" if curves.metric == "kl" else "the reward")
     for claim, (estimate, swap) in zip(words, tests, strict=True):
@@ -172,7 +166,7 @@ def _collapses(pairs: Pairs) -> Iterator[Verdict]:
     """Pairs in which only one run diverged. The swap test of equal contributions is McNemar's exact test."""
     steps = pairs.diverged[:, 0].astype(np.float64) - pairs.diverged[:, 1]
     if steps.any():
-        test = swap_test(steps, pairs.unit)
+        test = swaps.swap_test(steps, pairs.unit)
         yield Verdict.about(claims.COLLAPSES, pairs, Estimate(float(steps.sum())), "runs", test)
 
 

@@ -30,9 +30,6 @@ class Pairs:
         reward: Mean reward, shape [P, 2].
         blocks: For each block of the plan, the first one that is the same: two whose runs start from the
             same weights are one. Replicate r belongs to block r mod their number; empty without blocks.
-
-    Raises:
-        ValueError: If the shapes disagree.
     """
 
     treatment: str
@@ -44,12 +41,6 @@ class Pairs:
     kl: FloatArray
     reward: FloatArray
     blocks: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, rest in {"beta_index": [], "replicate": [], "unit": [], "kl": [2], "reward": [2]}.items():
-            shape, found = [len(self.beta), *rest], getattr(self, name).shape
-            if [*found] != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {found}")
 
     def __len__(self) -> int:
         return len(self.beta)

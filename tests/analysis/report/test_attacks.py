@@ -172,7 +172,6 @@ WITHHELD = {
         ),
         "the reward before the first step differs",
     ),
-    "a run copied": (copied((ARM, 0, 0), (ARM, 0, 3)), "20 of 20 values of its KL are those of"),
     "a run copied with a digit moved": (
         copied((ARM, 0, 0), (ARM, 0, 3), digit),
         "19 of 20 values of its KL are those of",
@@ -188,7 +187,6 @@ WITHHELD = {
         "its last evaluation has both: it did not diverge",
     ),
     "the result raised": (change(ARM, lambda made: made["final"].update(reward=9.0)), "its reward is 9, but"),
-    "the KL lowered": (change(ARM, lambda made: made["final"].update(kl=0.1)), "its kl is 0.1, but"),
     "a negative KL": (
         change(ARM, lambda made: made["final"].update(kl=-1.0), settled=True),
         "its KL is -1; a KL is not negative",
@@ -223,10 +221,6 @@ WITHHELD = {
             change(ARM, lambda made: made["cell"].update(seed=made["cell"]["seed"] + 1))(runs),
         ),
         "have different seeds",
-    ),
-    "a beta of one cell": (
-        lambda runs: edit_plan(runs, lambda document: document["cells"][-1].update(beta=0.01)),
-        "its beta is 0.01, expected 0.3",
     ),
 }
 # A line beside the verdict, or in place of one for a reason that is not in the files.
@@ -370,12 +364,6 @@ IMPORTS = {
         False,
         "`reward_unit: task` (all rewards are of one function, scale and sign, and none contains",
     ),
-    "KL per token in one arm": (
-        each("rb", "kl", lambda row: row["kl"] / 20),
-        {},
-        True,
-        "per completion beside per token? `kl_unit: sequence` in the mapping states",
-    ),
     "KL per token of few tokens": (
         each("rb", "kl", lambda row: row["kl"] / 5),
         {},
@@ -389,35 +377,17 @@ IMPORTS = {
         "`kl_unit: sequence` (all KLs are KL(policy ‖ reference), summed over a completion)",
     ),
     "a negative mean KL": (each("rb", "kl", lambda row: -row["kl"]), STATED, True, "the mean KL of rb"),
-    "last rewards of one run of the control": (
-        of_run(lambda row: row | ({"reward": "nan"} if row["step"] == 5 else {})),
-        STATED,
-        True,
-        "the log ends without a number",
-    ),
     "a run of the control cut short": (
         of_run(lambda row: row if row["step"] < 4 else None),
         STATED,
         True,
         "the runs end at different steps",
     ),
-    "a run lost": (
-        of_run(lambda row: None),
-        STATED,
-        True,
-        "1 of 28 runs are missing: mc, β = 0.1, replicate 0",
-    ),
     "a run left out": (
         of_run(lambda row: None),
         STATED | {"incomplete": "leave_out_replicate"},
         False,
         "If 1 lost runs had been as the worst of their β, the verdict would be: rb against mc better",
-    ),
-    "a run copied with a digit moved": (
-        lambda log: again(log, digit=0.001),
-        STATED,
-        True,
-        "5 of 6 values of its KL are those of",
     ),
     "results copied": (
         lambda log: again(last),

@@ -3,13 +3,11 @@
 import json
 
 import pytest
-import yaml
 
 from analysis.design import expand, read_plan
 from analysis.results import DamagedFileError
 from analysis.results.locked import LockedPlan, hash_of
 from analysis.sweep import lock
-from analysis.sweep.lock import changes
 from lit_klrb.errors import ConfigurationError
 
 
@@ -156,13 +154,6 @@ def test_a_history_that_lost_a_version_does_not_recompute(locked, runs):
     for history in (document["history"][1:], document["history"][:1], [document["history"][1]] * 2):
         (runs / "plan.json").write_text(json.dumps({**document, "history": history}))
         assert not LockedPlan.read(runs / "plan.json").recomputed
-
-
-def test_changes_names_every_leaf_that_differs():
-    old = yaml.safe_load("{a: {b: 1, c: [1, 2]}, d: {e: 1}, f: null}")
-    new = yaml.safe_load("{a: {b: 1, c: [1, 3]}, d: 2, f: null, g: 0}")
-    assert [*changes(old, new)] == ["a.c: [1, 2] -> [1, 3]", "d: {'e': 1} -> 2", "g: nothing -> 0"]
-    assert not [*changes(old, old)]
 
 
 def test_a_published_sweep_is_not_continued(locked, runs):
