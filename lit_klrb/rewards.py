@@ -75,12 +75,9 @@ class GrammarReward:
         return torch.tensor([self.grammar.clipped_log_odds(text) for text in texts])
 
 
-class NoReward:
-    """A reward of zero for every text, for objectives without a reward."""
-
-    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """Zeros, float32 [B]."""
-        return torch.zeros(len(texts))
+def no_reward(texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
+    """A reward of zero for every text, for objectives without a reward, float32 [B]."""
+    return torch.zeros(len(texts))
 
 
 class ClassifierReward:
@@ -255,12 +252,7 @@ def load_reward(
 def reward_parts(
     path: str | Mapping[str, float], label: str | Mapping[str, str] | None
 ) -> tuple[Mapping[str, float], Mapping[str, str]]:
-    """The weight of each reward, and the rewarded label of each classifier that has one.
-
-    Args:
-        path: See `load_reward`.
-        label: See `load_reward`.
-    """
+    """The weight of each reward, and the rewarded label of each classifier that has one."""
     parts = {path: 1.0} if isinstance(path, str) else path
     if odd := [name for name in parts if not isinstance(name, str)]:
         raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)

@@ -1,6 +1,6 @@
 """Seven estimates of the KL from the k most likely tokens that other software uses, for study.
 
-Notation as in `lit_klrb.estimators.topk`. All have the credit of `RaoBlackwell`; other software uses them
+Notation as in `lit_klrb.estimators.unbiased`. All have the credit of `RaoBlackwell`; other software uses them
 without credit for the future, which is discount 0.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation, Recipe, Term
 from lit_klrb.estimators.recipe import PerToken
-from lit_klrb.estimators.topk import TopKEstimator
+from lit_klrb.estimators.unbiased import TopKEstimator
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.topk import outside_head, sampled_term
 

@@ -19,7 +19,6 @@ from .tilted import (
     RaoBlackwellTokenValues as RaoBlackwellTokenValues,
     TiltedRaoBlackwell as TiltedRaoBlackwell,
 )
-from .topk import RaoBlackwellTopK as RaoBlackwellTopK
 from .unbiased import (
     MonteCarlo as MonteCarlo,
     MonteCarloRewardToGo as MonteCarloRewardToGo,
@@ -27,6 +26,7 @@ from .unbiased import (
     RaoBlackwell as RaoBlackwell,
     RaoBlackwellLite as RaoBlackwellLite,
     RaoBlackwellSequence as RaoBlackwellSequence,
+    RaoBlackwellTopK as RaoBlackwellTopK,
 )
 
 # What `help` lists

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -102,9 +102,8 @@ class TokenStats(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenStats":
         """Apply a function to every field that is not None, such as indexing or a change of device."""
-        logprobs, ref_logprobs, *optional = self
-        changed = (None if field is None else change(field) for field in optional)
-        return TokenStats(change(logprobs), change(ref_logprobs), *changed)
+        changed: list[Any] = [None if field is None else change(field) for field in self]
+        return TokenStats(*changed)
 
 
 def token_stats(

@@ -18,7 +18,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.folders import limited, size_of_folder
-from lit_klrb.models.roles import Role, check_role
+from lit_klrb.models.roles import Role
 
 
 class UnknownModelError(Exception):
@@ -85,7 +85,8 @@ def current_rehearsal() -> Rehearsal | None:
 def without_weights(path: str, role: Role, settings: dict[str, Any]) -> PreTrainedModel:
     """The model of a folder's or a hub id's configuration, on torch's meta device."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, **settings)
-    check_role(config.model_type, role)
+    if config.model_type not in role.architectures:
+        raise ConfigurationError(f"{config.model_type} is not the architecture of a {role.name}")
     if Path(path).is_dir() and not size_of_folder(Path(path)).bytes:
         raise ConfigurationError("it has no weights")
     with limited(path), torch.device("meta"):

@@ -78,12 +78,6 @@ def other_shape(
     return ConfigurationError(f"the weight {name} has the shape {shapes}")
 
 
-def check_role(kind: str, role: Role) -> None:
-    """Check that an architecture is one of a role."""
-    if kind not in role.architectures:
-        raise ConfigurationError(f"{kind} is not the architecture of a {role.name}")
-
-
 def fuse_activations(model: PreTrainedModel) -> None:
     """Compute `gelu_new`, the activation of GPT-2, by torch's function, one operation instead of nine.
 

@@ -21,7 +21,7 @@ from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.reward_functions import TrainerState
-from lit_klrb.rewards import NoReward, Reward, RewardOutput, TrainingReward, load_reward, reward_parts
+from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward, no_reward, reward_parts
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
@@ -144,7 +144,7 @@ class RegularisedModule(PolicyModule, ABC):
             return
         self.pair = self.load_pair()
         reward = self.load_reward(trainer.strategy.root_device)
-        self.reward = reward if isinstance(reward, NoReward) else TrainingReward(reward, self._training_state)
+        self.reward = reward if reward is no_reward else TrainingReward(reward, self._training_state)
         self.shard(self.policy, *([self.reference] if hasattr(self, "reference") else []))
         if self.pair.note is not None:
             self.print(self.pair.note)
@@ -183,7 +183,7 @@ class RegularisedModule(PolicyModule, ABC):
     def load_reward(self, device: torch.device) -> Reward:
         """Load the reward given by `reward_path` on a device; without one, zero for every text."""
         if self.reward_path is None:
-            return NoReward()
+            return no_reward
         return load_reward(self.reward_path, self.reward_label, self.reward_output, device)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -209,7 +209,7 @@ class RegularisedModule(PolicyModule, ABC):
             **{name: values.flatten().tolist() for name, values in evaluation.summary().items()},
         }
         columns["length"] = list(map(int, columns["length"]))
-        if isinstance(self.reward, NoReward):
+        if self.reward is no_reward:
             del columns["reward"]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
