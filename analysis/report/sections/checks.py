@@ -70,8 +70,8 @@ def certificates(assessment: Assessment) -> Section | None:
             "Sweeps were simulated with the betas, replicates, spreads and correlations of "
             f"this one ({model}), and the test of {subject} was run on "
             f"each at the level of one comparison, {plan.level:.2g}. Without a true "
-            "difference it should reject no more often than that; the measured rate is its type-I error. The "
-            "simulation assumes Gaussian noise. The other tests: replication/evidence/certificates.md.",
+            "difference it should reject no more often than that; the measured rate is its type-I error. "
+            "The other tests: replication/evidence/certificates.md.",
             *(f"{name}: {spreads(scenario)}." for name, scenario in found.items()),
         ],
         tables=[
@@ -151,8 +151,7 @@ def evaluation_noise(assessment: Assessment) -> Section | None:
         ],
         details=[
             Table(
-                "Share of evaluation noise in the variance of a matched pair's difference, from the pairs' "
-                "differences per prompt, with its 95% interval. At a single β it rests on few replicates.",
+                "From the pairs' differences per prompt. At a single β the share rests on few replicates.",
                 ("Arm", "β", "Share"),
                 [(name, betas.get(key, "all"), str(share)) for name, key, share in rows],
             )

@@ -34,12 +34,6 @@ def gradient_noise(assessment: Assessment) -> Section | None:
             "The gradient of the KL is the whole gradient minus that of the reward. Training uses the whole "
             "gradient; its variance ratio differs from that of the KL alone.",
         ],
-        notes=[
-            one.prefix + found.verdict.sentence
-            for one in measured
-            for found in one.findings
-            if found.term == "total"
-        ],
         figures=[_figure(one) for one in measured if one.findings],
         tables=[_absolute(one) for one in measured],
         details=[table for one in measured for table in _by_layer(one)],

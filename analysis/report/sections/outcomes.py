@@ -37,10 +37,15 @@ def outcomes(assessment: Assessment) -> Section | None:
     """All tests with their counts."""
     if not assessment.comparisons:
         return None
+    curve = (
+        "Reward at matched KL is the difference in reward given one curve c0 + c1·√KL + c2·KL + c3·√KL³ for "
+        "both arms; it is not estimated if the KLs do not overlap."
+    )
+    by_kl = assessment.comparisons[0].fit is None
     return Section(
         "outcomes",
         "All tests",
-        paragraphs=_what_is_compared(assessment),
+        paragraphs=[] if by_kl else [curve],
         details=[_tests(assessment)] if not assessment.withheld else (),
         numbers={
             comparison.pairs.treatment: {
@@ -59,21 +64,6 @@ def forests(assessment: Assessment) -> list[Figure]:
     comparisons = assessment.comparisons
     units = dict.fromkeys(one.primary.unit for one in comparisons)  # ranks if a run diverged
     return [_forest(assessment, [c for c in comparisons if c.primary.unit == unit]) for unit in units]
-
-
-def _what_is_compared(assessment: Assessment) -> list[str]:
-    verdict = assessment.comparisons[0].primary
-    if verdict.claim.key == "kl":
-        return [
-            "This plan decides by the KL alone, where lower is better, as the arms were not trained on a "
-            "reward. Reward, frontier and reward at matched KL are not compared."
-        ]
-    return [
-        "The primary outcome is J = reward − β·KL, the objective of training. Its difference is the "
-        "unweighted mean over β of each β's mean. Reward at matched KL is the difference in reward given one "
-        "curve c0 + c1·√KL + c2·KL for both arms; it is tested only if the test of J rejects, and not "
-        "estimated if the KLs do not overlap."
-    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +179,8 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
         f"that is tested, with its simultaneous interval; a single {one} has a 95% t interval and is shown "
         f"for orientation. {own}{thinning()}",
         Table(
-            f"Differences to {control}: at each {one} the mean over matched pairs with its 95% t interval "
-            "over replicates, not corrected for multiple comparisons; over all β the estimate that is "
-            "tested, with its simultaneous interval.",
+            f"Differences to {control}, with the intervals of the figure; those at each {one} are not "
+            "corrected for multiple comparisons.",
             ("Arm", "Outcome", "β", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _rows(comparison, blocks)],
         ),

@@ -13,7 +13,6 @@ from analysis.stats.contrast import block_means, most_unseen
 from analysis.stats.matching import distinct_blocks
 from analysis.stats.primary import primary_contrast
 from analysis.stats.text import count, fixed, these_blocks, whole_percent
-from lit_klrb import schema
 
 
 def completions(assessment: Assessment) -> Section | None:
@@ -78,7 +77,7 @@ def arms(assessment: Assessment) -> Section | None:
         ("Estimator of the KL", lambda row: (row[1].estimator or "none") + " (biased)" * row[1].biased),
         ("Its gradient optimises", lambda row: row[1].optimises or "–"),
     )
-    return Section("arms", "What was compared", paragraphs=biased_arms(sweep), tables=[table])
+    return Section("arms", "What was compared", tables=[table])
 
 
 def biased_arms(sweep: Sweep) -> list[str]:
@@ -102,23 +101,12 @@ def _value(value: object, betas: Mapping[int, float]) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-_OVER = (
-    "Mean differences are means of the blocks' means, with t tests and t intervals over these. Whatever else "
-    "is tested or drawn pools the pairs of all blocks and is conditional on these."
-)
-_WITHIN = (
-    "Tests swap labels within pairs, and intervals of mean differences have the variance of pairs within "
-    "blocks: neither shows how much blocks differ."
-)
-
-
 def blocks(assessment: Assessment) -> Section | None:
     """What the runs of each block share; None without blocks."""
     plan, comparisons = assessment.sweep.plan, assessment.comparisons
     if not plan.grid.blocks or not comparisons:
         return None
-    over, labels = any(one.primary.over_blocks for one in comparisons), list(plan.grid.blocks)
-    rows, numbers = [], {}
+    labels, rows, numbers = list(plan.grid.blocks), [], {}
     for label, block in plan.grid.blocks.items():
         values = {key: json.dumps(value, ensure_ascii=False) for key, value in block.overrides.items()}
         rows.append((label, "; ".join(f"{key} = {text}" for key, text in {**values, **block.inputs}.items())))
@@ -132,7 +120,6 @@ def blocks(assessment: Assessment) -> Section | None:
     return Section(
         "blocks",
         "Blocks",
-        paragraphs=[f"{block_condition(assessment)} {_OVER if over else _WITHIN}"],
         tables=[Table(caption, ("Block", "Shares"), rows)],
         numbers=numbers,
     )
@@ -199,7 +186,10 @@ def _inference(assessment: Assessment) -> str:
     primary = assessment.comparisons[0].primary
     seeds_shared = assessment.comparisons[0].pairs.seeds_shared
     swaps = "whole replicates, because seeds are shared across β" if seeds_shared else "single pairs"
-    over_blocks = "Mean differences are tested over blocks, whose number is n. Apart from these, "
+    over_blocks = (
+        "Mean differences are tested over blocks, whose number is n; whatever else is tested or drawn pools "
+        "the pairs of all blocks, and is conditional on these. Apart from mean differences, "
+    )
     return (over_blocks if primary.over_blocks else "") + (
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
         "hypothesis is that the outcomes of both arms are exchangeable. How they are corrected is said in "
@@ -243,15 +233,12 @@ def provenance(assessment: Assessment) -> Section:
         for package, version in run.versions.items():
             versions[package].add(version)
     rows = [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())]
-    mixed = [name for name, found in versions.items() if len(found) > 1 and name != schema.PROCESSOR]
-    several = [f"Runs were made with different versions of {', '.join(mixed)}."] if mixed else []
     return Section(
         "provenance",
         "Configuration, versions and seeds",
         paragraphs=[
             "All numbers on this page are computed from the result files listed here; results.json has them "
             "unrounded, and `python -m analysis verify` recomputes them.",
-            *several,
         ],
         tables=[Table("Versions of the packages of the runs.", ("Package", "Version"), rows)],
         details=[
