@@ -36,7 +36,11 @@ def _text(path: Path) -> str:
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file; the path of a configuration is expected")
     with refusing(f"{path} cannot be read", OSError), path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
+        try:
+            content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            error.filename = str(path)  # which reading does not name
+            raise
     if len(content) > MAX_BYTES:
         raise ConfigurationError(
             f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}"

@@ -103,3 +103,8 @@ def test_one_training_batch_is_not_all_of_them_whatever_typing_saw_before(capsys
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("error: trainer.limit_train_batches: must be null or 1.0")
     assert line.endswith("got 1")
+
+
+def test_a_configuration_that_the_disk_does_not_give_is_named(capsys):
+    assert main(["fit", "--config", "/proc/self/mem"]) == 1
+    assert one_line_of(capsys) == "error: /proc/self/mem: Input/output error"

@@ -83,5 +83,5 @@ def wrong_configs() -> Iterator[Mistake]:
         yield Mistake(["--config", f"FILES/{name}"], line, quick=name in QUICK)
     for kind in KINDS:
         yield Mistake(["--config", f"FILES/{kind}.yaml"], rf"FILES/{kind}\.yaml")
-    for name in ("/dev/null/x", "/dev/zero", "/proc/self/mem", "x" * 5000):
+    for name in ("/dev/null/x", "/dev/zero", "x" * 5000):
         yield Mistake(["--config", name], escape(name[:100]))
