@@ -18,10 +18,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from statsmodels.regression.linear_model import OLS
 
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.swaps import unit_sums
 from analysis.stats.text import number
 
 LEAST_OVERLAP = 0.5
@@ -132,22 +132,16 @@ def curve_design(kl: FloatArray) -> FloatArray:
 
 
 def _fit(pairs: Pairs, design: FloatArray) -> tuple[float, float, float]:
-    """Gap, its clustered standard error, and overlap, by partial regression; `nan` if KL determines the arm.
-
-    With Q an orthonormal basis of the curve's columns, M = 1 - QQ', l = M label and r = M R, the gap is
-    l'r / l'l, and the residual of the model is r - gap l.
-    """
+    """Gap, its clustered standard error, and overlap; `nan` if KL determines the arm."""
     # Scaled columns, so that the numerical rank does not depend on the unit of KL
     left, sizes, _ = np.linalg.svd(design / np.abs(design).max(axis=0), full_matrices=False)
-    basis = left[:, sizes > 1e-10 * sizes[0]]
-    reward = pairs.reward.ravel()
-    label, rest = (values - basis @ (basis.T @ values) for values in (np.tile(_LABEL, len(pairs)), reward))
-    rest[np.abs(rest) <= _ROUNDING * np.abs(reward).max()] = 0.0
-    length = float(label @ label)
-    if length <= _COLLINEAR * len(pairs):
+    basis, label = left[:, sizes > 1e-10 * sizes[0]], np.tile(_LABEL, len(pairs))
+    overlap = min(1.0, 1 - float(OLS(label, basis).fit().rsquared))
+    if overlap <= _COLLINEAR:
         return math.nan, math.nan, 0.0
-    gap = float(label @ rest) / length
-    scores = unit_sums(label * (rest - gap * label), np.repeat(pairs.unit, 2))
-    units, free = len(scores), max(1, 2 * len(pairs) - basis.shape[1] - 1)
-    correction = units / max(1, units - 1) * (2 * len(pairs) - 1) / free
-    return gap, math.sqrt(correction * float(scores @ scores)) / length, 2 * length / len(pairs)
+    reward, units = pairs.reward.ravel(), np.repeat(pairs.unit, 2)
+    rest = reward - basis @ (basis.T @ reward)
+    rest[np.abs(rest) <= _ROUNDING * np.abs(reward).max()] = 0.0
+    clusters = {"groups": units, "use_correction": len(np.unique(units)) > 1}
+    model = OLS(rest, np.column_stack([basis, label])).fit(cov_type="cluster", cov_kwds=clusters)
+    return float(model.params[-1]), float(model.bse[-1]), overlap
