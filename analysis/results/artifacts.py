@@ -16,8 +16,6 @@ FloatArray = npt.NDArray[np.float64]
 Numbers = Annotated[FloatArray, PlainValidator(lambda values: array(values, None, "an array"))]
 # What a study writes beside what is read here is ignored.
 _OPEN = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
-# The gradients of which variances are recorded by layer.
-LAYER_TERMS = ("kl", "total")
 
 
 def array(values: Any, shape: tuple[int, ...] | None, name: str, *, finite: bool = True) -> FloatArray:
@@ -148,7 +146,7 @@ class GradientStudy:
         for one in self.snapshots:
             array(one.gram, (side, side), "gram")
             for layer, by_term in one.layers.items():
-                for term in LAYER_TERMS:
+                for term in ("kl", "total"):
                     array(by_term[term], shape, layer)
 
 

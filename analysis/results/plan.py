@@ -17,8 +17,6 @@ from analysis.results.keys import ESTIMATOR, Inputs, Overrides, by_beta, plain_k
 CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 # The same for results, in which null replaces numbers that are not finite.
 WITH_NAN = ConfigDict(**{**CLOSED, "allow_inf_nan": True})
-# The command of a stage that trains.
-FIT = "fit"
 # The name of the stage of tuning.
 TUNING = "tuning"
 # Fewest blocks that show how much blocks differ.
@@ -58,10 +56,6 @@ def _arms(content: Any) -> Any:
     return {name: {ESTIMATOR: name} for name in content}
 
 
-def _numbered(content: Any) -> Any:
-    return dict(enumerate(content)) if isinstance(content, list) else content
-
-
 def _label(label: str) -> str:
     if not (label and label.isprintable() and label.strip() == label):
         raise ValueError("labels are printable and have no blanks around them")
@@ -76,6 +70,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(max_length=200)]
 Label = Annotated[Name, AfterValidator(_label)]
 Index = Annotated[int, Field(ge=0)]
+_NUMBERED = BeforeValidator(lambda value: dict(enumerate(value)) if isinstance(value, list) else value)
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -97,7 +92,7 @@ class Stage:
     @property
     def trains(self) -> bool:
         """Whether it leaves a checkpoint, from which others can start."""
-        return self.command == FIT
+        return self.command == "fit"
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -130,7 +125,7 @@ class Grid:
     """
 
     arms: Annotated[dict[Label, Overrides], BeforeValidator(_arms)]
-    beta: Annotated[dict[Index, Weight], BeforeValidator(_numbered)]
+    beta: Annotated[dict[Index, Weight], _NUMBERED]
     replicates: StrictInt = 10
     blocks: dict[Label, Block] = field(default_factory=dict)
 
@@ -288,7 +283,7 @@ class Plan:
         if self.tuning is None:
             del design["tuning"]
         for stage in design["stages"].values():
-            if stage["command"] == FIT:
+            if stage["command"] == "fit":
                 del stage["command"]
         design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
         if not self.grid.blocks:

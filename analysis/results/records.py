@@ -113,9 +113,8 @@ class Cell:
     @property
     def title(self) -> str:
         """Its name on a page."""
-        if self.point is None:
-            return str(self)
-        return f"{self.point.arm}, β = {self.point.beta:g}, replicate {self.point.replicate}"
+        at = self.point
+        return f"{at.arm}, β = {at.beta:g}, replicate {at.replicate}" if at else str(self)
 
     @property
     def place(self) -> tuple[str, int, int] | None:
@@ -226,10 +225,9 @@ class Run:
     def first(self, key: str) -> float | None:
         """A metric's evaluation before the first step of training; None if there was none."""
         curve = self.curves.get(f"val/{key}")
-        known = (
-            curve is not None and len(curve.step) and curve.step[0] == 0 and not math.isnan(curve.value[0])
-        )
-        return float(curve.value[0]) if curve is not None and known else None
+        if curve is None or not len(curve.step) or curve.step[0] != 0 or math.isnan(curve.value[0]):
+            return None
+        return float(curve.value[0])
 
     @classmethod
     def of_record(cls, content: Mapping[str, Any]) -> Self:

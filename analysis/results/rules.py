@@ -10,8 +10,6 @@ from analysis.results.plan import TUNING, Grid, Plan, Stage, Tuning
 from analysis.results.store import canonical
 from lit_klrb.errors import ConfigurationError
 
-# The outcomes with margins if J = reward - beta * KL decides: J, and the reward at matched KL.
-REWARD_OUTCOMES = ("objective", "matched_kl")
 # Keys of the command line that no arm may set, and why.
 RESERVED = {
     SEED: "seeds follow from root_seed",
@@ -20,8 +18,6 @@ RESERVED = {
     "ckpt_path": "every cell starts afresh",
     "trainer.default_root_dir": "every cell has its own",
 }
-# Maximum number of runs of a grid, against typing errors.
-_MOST_RUNS = 1_000_000
 
 
 def require(holds: bool, key: str, value: object, allowed: str) -> None:
@@ -46,7 +42,7 @@ def check_plan(plan: Plan) -> None:
     last, stage = [*plan.stages.items()][-1]
     _check_arms(grid, dict.fromkeys(stage.inputs, f"stages.{last}.inputs sets it"))
     _check_different("grid.beta", grid.beta)
-    most = _MOST_RUNS // (len(grid.arms) * len(grid.beta))
+    most = 1_000_000 // (len(grid.arms) * len(grid.beta))  # against typing errors
     allowed = f"integers from 1 to {most} (a million runs)"
     require(1 <= grid.replicates <= most, "grid.replicates", grid.replicates, allowed)
     _check_multiple(grid, "grid.replicates", grid.replicates)
@@ -55,8 +51,9 @@ def check_plan(plan: Plan) -> None:
     for label in grid.blocks:
         _check_block(plan, label)
     one_of("primary.control", primary.control, grid.arms)
+    outcomes = ("kl",) if primary.outcome == "kl" else ("objective", "matched_kl")
     for outcome in primary.margins:
-        one_of("primary.margins", outcome, ("kl",) if primary.outcome == "kl" else REWARD_OUTCOMES)
+        one_of("primary.margins", outcome, outcomes)
     if plan.tuning is not None:
         _check_tuning(plan, plan.tuning)
     usable = "\0" not in directory and "://" not in directory and bool(directory.strip())

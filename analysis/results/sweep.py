@@ -108,7 +108,7 @@ def read_sweep(directory: Path) -> Sweep:
     """
     problems: list[Problem] = []
     read = list(_results(directory, problems))
-    failed = list(_read_all(_files(directory, layout.FAILED), read_failure, problems))
+    failed = list(_read_all(layout.result_paths(directory, layout.FAILED), read_failure, problems))
     if not os.path.lexists(path := store.present(directory / layout.PLAN)):
         raise ConfigurationError(f"{directory}: has no {layout.PLAN}; the directory of a sweep is expected")
     locked = LockedPlan.read(path)
@@ -122,14 +122,10 @@ def read_sweep(directory: Path) -> Sweep:
     return Sweep(directory, locked.plan, locked, tuple(runs), lost, problems, seconds)
 
 
-def _files(directory: Path, folder: str) -> Iterator[tuple[Path, None]]:
-    return ((path, None) for path in layout.result_paths(directory, folder))
-
-
 def _results(directory: Path, problems: list[Problem]) -> Iterator[Run]:
     """The results of a sweep; a second one of a cell, which only an archive can have, is a problem."""
     archived, known = store.has_archive(directory), set[str]()
-    places = store.archive_lines(directory) if archived else _files(directory, layout.RESULTS)
+    places = store.archive_lines(directory) if archived else layout.result_paths(directory)
     for run in _read_all(places, read_run, problems):
         if run.cell.id in known:
             text = f"{layout.ARCHIVE}: has two results of the cell {run.cell.id}"
@@ -144,11 +140,13 @@ def _results(directory: Path, problems: list[Problem]) -> Iterator[Run]:
 
 
 def _read_all(
-    places: Iterable[tuple[Path, bytes | None]],
+    places: Iterable[Path | tuple[Path, bytes]],
     read: Callable[[Path, bytes | None], Record],
     problems: list[Problem],
 ) -> Iterator[Record]:
-    for path, raw in places:
+    """Read files, or the lines of an archive, each with its place."""
+    for place in places:
+        path, raw = place if isinstance(place, tuple) else (place, None)
         try:
             yield read(path, raw)
         except (DamagedFileError, OSError) as error:
