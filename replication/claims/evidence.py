@@ -66,6 +66,9 @@ STUDIES = {
     "reviews": StudyFile(REVIEWS, ESTIMATION, f"{_CONFIGS}/imdb_estimation.yaml"),
     "reviews_noise": StudyFile(REVIEWS, GRADIENT_NOISE, f"{_CONFIGS}/imdb_gradient_noise.yaml"),
     "smollm2": StudyFile(RESULTS / SMOLLM2, ESTIMATION, f"replication/configs/{SMOLLM2}/rloo.yaml", "fit"),
+    "smollm2_far": StudyFile(
+        RESULTS / SMOLLM2 / "far", ESTIMATION, f"replication/configs/{SMOLLM2}/far.yaml"
+    ),
 }
 # What makes the end of a sweep useless, in its title.
 DEGENERATE = "students end completions at once"
@@ -128,6 +131,7 @@ class Evidence:
         reviews: That of `PairEstimationStudy` on a policy that writes reviews.
         reviews_noise: That of `PairGradientNoiseStudy` on the same policy.
         smollm2: That of `EstimationStudy` on SmolLM2, which continues reviews.
+        smollm2_far: That of `PairEstimationStudy` on SmolLM2 after DPO, and after RLOO at two rates.
         sweeps: The published sweeps by name; a sweep that is not published yet is not in it.
     """
 
@@ -139,6 +143,7 @@ class Evidence:
     reviews: ValueStudy
     reviews_noise: GradientStudy
     smollm2: ValueStudy
+    smollm2_far: ValueStudy
     sweeps: Mapping[str, Trained]
 
     @property
@@ -203,6 +208,7 @@ def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evid
         _study(contents, "reviews", _of_values),
         _study(contents, "reviews_noise", _of_gradients),
         _study(contents, "smollm2", _of_values),
+        _study(contents, "smollm2_far", _of_values),
         sweeps,
     )
 

@@ -195,7 +195,8 @@ def _table_differences() -> str:
     return (
         "The paper: GPT-2 fine-tuned on IMDB by DPO, 512 prompts. Ours are toys: random enumerated models, "
         f"whose exact KL is known, and {_REVIEWS}, after DPO and after 50 and 100 steps of RLOO. SmolLM2, "
-        "of the size of the paper's model, is after at most 12 steps of RLOO, much nearer to its reference. "
+        "of the size of the paper's model, is after at most 12 steps of RLOO, much nearer to its reference, "
+        "and after DPO and 8 steps of RLOO from there, at 0.7 to 3.5 nats and at most 16 tokens. "
         "The published standard deviations seem to be of a mean over all prompts; so are ours of trained "
         "policies."
     )
@@ -204,7 +205,8 @@ def _table_differences() -> str:
 def first_source() -> tuple[PublishedClaim, ...]:
     """The claims, in the order of the paper."""
     study = "`python -m lit_klrb study --config replication/configs/studies/{}.yaml`"
-    ran = f"{study.format('estimation')}; {study.format('imdb_estimation')}; `{STUDIES['smollm2'].made_by}`."
+    smollm2 = "; ".join(f"`{STUDIES[name].made_by}`" for name in ("smollm2", "smollm2_far"))
+    ran = f"{study.format('estimation')}; {study.format('imdb_estimation')}; {smollm2}."
     identities = study.format("identities")
     return (
         PublishedClaim(

@@ -76,10 +76,18 @@ def above(estimate: Estimate, bound: float = 0.0) -> bool:
     return estimate.value > bound if interval is None else interval.low > bound
 
 
+# The policies of `smollm2_far`.
+FAR = ("dpo", "rloo at rate .002", "rloo at rate .004")
+
+
 def trained_cases(evidence: Evidence) -> dict[str, tuple[ValueSnapshot, ValueStudy]]:
     """The trained policies whose KL was estimated, by what a page calls them."""
     cases = {f"reviews, {run_of(one.label)}": (one, evidence.reviews) for one in evidence.reviews.snapshots}
-    return cases | {f"SmolLM2, {one.label}": (one, evidence.smollm2) for one in evidence.smollm2.snapshots}
+    cases |= {f"SmolLM2, {one.label}": (one, evidence.smollm2) for one in evidence.smollm2.snapshots}
+    return cases | {
+        f"SmolLM2, {label}": (one, evidence.smollm2_far)
+        for label, one in zip(FAR, evidence.smollm2_far.snapshots, strict=True)
+    }
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """The tables of published estimates have the numbers of their artifacts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,36 @@ def test_each_row_of_a_table_is_recomputed_from_the_artifact(place, rows):
     text = (RESULTS / "imdb_estimation" / "README.md").read_text("utf-8")
     expected = list(rows(studies("imdb_estimation", ("estimation", "gradient_noise"))[place]))
     assert len(expected) >= 6
+    assert [row for row in expected if row not in text] == []
+
+
+def far_rows(study: ValueStudy, labels: Sequence[str]):
+    """Rows of the table far away: with the bias against an independent sample, and the share below 0."""
+    for label, one in zip(labels, study.snapshots, strict=True):
+        found = estimator_spreads(
+            one.values,
+            one.horvitz_thompson,
+            study.group_sizes,
+            tolerance=study.tolerance,
+            standard=(one.standard, one.standard_error),
+            snapshots=len(study.snapshots),
+        )
+        for name, title in NAMES.items():
+            spread = found[name]
+            deviations = " / ".join(f"{spread.deviations[size]:.2f}" for size in SIZES)
+            share = f"{deviations} | {spread.deviations[1] / found['k1'].deviations[1]:.0%}"
+            below = f"{(one.values[name] < 0).mean():.0%}" if name in one.values else "–"
+            low, high = spread.bias.interval.low, spread.bias.interval.high
+            bias = f"{spread.bias.estimate.value:.2f} ({low:.2f} to {high:.2f})"
+            yield f"| {label} | {title} | {spread.mean.value:.2f} | {bias} | {below} | {share} |"
+
+
+def test_smollm2_far_from_the_reference():
+    text = (RESULTS / "smollm2_estimation" / "README.md").read_text("utf-8")
+    (study,) = studies("smollm2_estimation/far", ("estimation",))
+    labels = ("warm start", "RLOO, rate .002", "RLOO, rate .004")
+    expected = list(far_rows(study, labels))
+    assert len(expected) == 3 * len(NAMES)
     assert [row for row in expected if row not in text] == []
 
 

@@ -67,7 +67,11 @@ def spread(name, factor):
 
 
 def snapshots_of_values(contents):
-    return [one for name in ("estimation", "reviews", "smollm2") for one in contents[name]["snapshots"]]
+    return [
+        one
+        for name in ("estimation", "reviews", "smollm2", "smollm2_far")
+        for one in contents[name]["snapshots"]
+    ]
 
 
 def scarce(contents, sweeps):
