@@ -1,6 +1,6 @@
 """Run each engine on this machine and print what it did: `make engines` installs them.
 
-usage: python -m benchmarks.engines [vllm] [ray] [slurm] [loggers]
+usage: python -m benchmarks.engines [smollm2] [ray] [loggers] [slurm] [vllm]
 """
 
 import os
@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks.engines import slurm
 from benchmarks.engines.commands import (
@@ -26,6 +27,7 @@ from benchmarks.engines.commands import (
 from lit_klrb import schema
 
 SHARDED = ["--trainer.strategy", "fsdp2"]
+SMOLLM2 = Path("runs/models/smollm2")
 LOGGERS = "lightning.pytorch.loggers"
 
 
@@ -53,10 +55,27 @@ def vllm() -> bool:
     return all(done)
 
 
+def smollm2() -> bool:
+    """Distillation of SmolLM2 with rollouts by vLLM, in two precisions."""
+    if not (SMOLLM2 / "config.json").exists():
+        print(f"smollm2: left out, as there is no {SMOLLM2} (make {SMOLLM2}/config.json)")
+        return True
+    options = "{max_model_len: 128, enforce_eager: true}"
+    words = ["--model.rollout_backend", "vllm", "--model.vllm_options", options]
+    words += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.batch_size", "4"]
+    words += ["--data.eval_size", "2", "--data.eval_batch_size", "2", "--model.evaluation_completions", "1"]
+    return all(
+        [
+            fit(f"smollm2 {precision}", "configs/chat/distill.yaml", *words, "--trainer.precision", precision)
+            for precision in ("32-true", "bf16-true")
+        ]
+    )
+
+
 def ray() -> bool:
-    """A sweep on a cluster of two nodes, one of which is killed."""
+    """Sweeps on clusters of which a node is killed or of another kind, or whose driver is killed."""
     tests = "tests/analysis/sweep/test_sweep_ray.py"
-    return ran("ray", module("pytest", "-q", "-W", "default", "-m", "slow", tests))
+    return ran("ray", module("pytest", "-q", "-rP", "-W", "default", "-m", "slow", tests))
 
 
 def loggers() -> bool:
@@ -88,13 +107,29 @@ def loggers() -> bool:
 def main() -> int:
     """Run the parts that are named, or all; 1 if one fails."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    # Models are so small that more threads wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     parts: dict[str, Callable[[], bool]] = {
-        "vllm": vllm,
+        "smollm2": smollm2,
         "ray": ray,
-        "slurm": slurm.run,
         "loggers": loggers,
+        "slurm": slurm.run,
+        "vllm": vllm,
     }
-    return int(not all([parts[name]() for name in sys.argv[1:] or parts]))
+    return int(not all([held(name, parts[name]) for name in sys.argv[1:] or parts]))
+
+
+def held(name: str, part: Callable[[], bool]) -> bool:
+    """Run a part, and print whether it held; others follow even if something did not come in time."""
+    started = time.monotonic()
+    try:
+        good = part()
+    except TimeoutError as error:
+        print(f"error: {error}")
+        good = False
+    said = "holds" if good else "does not hold"
+    print(f"{name} {said}, {(time.monotonic() - started) / 60:.1f} min", flush=True)
+    return good
 
 
 if __name__ == "__main__":

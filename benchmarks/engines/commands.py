@@ -34,6 +34,7 @@ TELLING = (
     " machine",
     "error: ",
     "run now",
+    "run elsewhere",
 )
 
 
@@ -109,7 +110,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300) ->
 
 
 def fit(title: str, stage: str, *words: object) -> bool:
-    """Run a stage of the demo in a new folder of the title's name."""
+    """Run a stage of the demo, or another configuration, in a new folder of the title's name."""
     root = new_folder(title)
     done = ran(title, fit_command(root, stage, *words))
     for path in sorted(root.rglob("metrics.csv")):
@@ -121,8 +122,9 @@ def fit(title: str, stage: str, *words: object) -> bool:
 
 
 def fit_command(root: Path, stage: str, *words: object) -> list[str]:
-    """The command line that runs a stage of the demo in a folder."""
-    where = ["--config", f"configs/demo/{stage}.yaml", "--trainer.default_root_dir", root]
+    """The command line that runs a stage of the demo, or another configuration, in a folder."""
+    path = stage if "/" in stage else f"configs/demo/{stage}.yaml"
+    where = ["--config", path, "--trainer.default_root_dir", root]
     return module("lit_klrb", "fit", *where, *SMALL, *words)
 
 
