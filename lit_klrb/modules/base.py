@@ -24,7 +24,7 @@ from lit_klrb.distributed import FSDP2, check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
-from lit_klrb.models.layers import check_layers, with_layers
+from lit_klrb.models.backbones import check_layers, with_layers
 from lit_klrb.models.precision import slow_precision
 from lit_klrb.models.rehearsal import current_rehearsal
 from lit_klrb.models.sharding import shard

@@ -143,8 +143,10 @@ class Experience(NamedTuple):
     token_values: Tensor | None
     metrics: dict[str, float]
 
-    def rows(self, rows: slice) -> "Experience":
-        """A slice of the sequences."""
+    def part(self, index: int, count: int) -> "Experience":
+        """Part number `index` of `count` parts of equal size, in the order of the rows."""
+        size = len(self.rewards) // count
+        rows = slice(index * size, (index + 1) * size)
         return self._replace(
             rollout=self.rollout.rows(rows),
             reference_states=self.reference_states[rows],
@@ -152,11 +154,6 @@ class Experience(NamedTuple):
             rewards=self.rewards[rows],
             weights=self.weights.map(lambda field: field[rows]),
         )
-
-    def part(self, index: int, count: int) -> "Experience":
-        """Part number `index` of `count` parts of equal size, in the order of the rows."""
-        size = len(self.rewards) // count
-        return self.rows(slice(index * size, (index + 1) * size))
 
     def state(self) -> list[Any]:
         """The fields as tensors and plain tuples, so that a checkpoint refers to no class of this package."""

@@ -1,6 +1,7 @@
-"""Base classes of studies: when they measure, their prompts, and their artifact."""
+"""Base classes of studies: when they measure, their prompts, and their artifact of plain numbers."""
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
@@ -17,6 +19,10 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.seeding import derive_seed
+
+# The coarsest unit of an entry of a Gram matrix, as a fraction of the norms. Rounding to it makes errors of
+# about 1e-6 of the norms; those of float32 gradients are as large.
+_GRAM_PRECISION = 1e-5
 
 
 def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
@@ -132,3 +138,36 @@ class Study(ABC):
     def measure(self, seed: int) -> dict[str, Any]:
         """The artifact of a study that runs to its end in one go."""
         return self.artifact({name: run() for name, run in self.parts(seed).items()})
+
+
+def rounded(values: Tensor, digits: int) -> Any:
+    """A tensor as nested lists of numbers, rounded to `digits` significant digits.
+
+    Example:
+        >>> import torch
+        >>> rounded(torch.tensor([[1 / 3, 2.0]]), digits=4)
+        [[0.3333, 2.0]]
+    """
+    if values.ndim:
+        return [rounded(value, digits) for value in values]
+    return float(f"{values.item():.{digits}g}")
+
+
+def lower_triangle(gram: Tensor) -> list[list[float]]:
+    """The lower triangle of a Gram matrix, row by row, without the digits that gradients do not have.
+
+    Example:
+        >>> import torch
+        >>> lower_triangle(torch.tensor([[400.0, 1 / 3], [1 / 3, 4.0]], dtype=torch.float64))
+        [[400.0], [0.3333, 4.0]]
+    """
+    norms = gram.diagonal().sqrt()
+    units = _GRAM_PRECISION * norms[:, None] * norms
+    places = torch.where(units > 0, -units.log10().floor(), 0.0).nan_to_num().int().tolist()
+    return [
+        [
+            round(value, place) if math.isfinite(value) else value
+            for value, place in zip(row[: i + 1], places[i], strict=False)
+        ]
+        for i, row in enumerate(gram.tolist())
+    ]

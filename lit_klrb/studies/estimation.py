@@ -12,8 +12,7 @@ from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import PolicyStudy
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.base import PolicyStudy, rounded
 from lit_klrb.studies.pairs import ModelPair, PairStudy, sample_completions
 
 

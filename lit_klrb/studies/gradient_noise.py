@@ -31,8 +31,7 @@ from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.pair import Pair
 from lit_klrb.rollouts.step import Scored, begin, weigh
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import PolicyStudy
-from lit_klrb.studies.numbers import lower_triangle
+from lit_klrb.studies.base import PolicyStudy, lower_triangle
 
 # Parameters that are converted to float64 at a time for inner products.
 _BLOCK = 1 << 16
@@ -133,11 +132,6 @@ class Task(NamedTuple):
         pair, sampling, path = module.pair, module.sampling, module.policy_path
         return cls(pair, sampling, module.beta, rewards, path, module.reward_to_come, module.memory)
 
-    @property
-    def group_size(self) -> int:
-        """Completions per prompt."""
-        return self.sampling.completions_per_prompt
-
 
 def all_gradients(
     task: Task,
@@ -232,7 +226,8 @@ def weighted(
             topk, table = memory.estimator.topk, memory.token_values
             computed = scorer.stats(rollout, states, table, topk)
             found.append((topk, table, computed._replace(reward_to_come=to_come)))
-    settings: dict[str, Any] = {"beta": task.beta, "group_size": task.group_size, "observe": observe}
+    count = task.sampling.completions_per_prompt
+    settings: dict[str, Any] = {"beta": task.beta, "group_size": count, "observe": observe}
     for memory in memories:
         stats = _suitable(found, memory)
         assert stats is not None

@@ -22,8 +22,8 @@ from trl.trainer.distillation_trainer import DistillationTrainer
 
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.integrations.trl import with_kl_estimator
+from lit_klrb.models.backbones import with_layers
 from lit_klrb.models.generation import Sampling, generate_completions
-from lit_klrb.models.layers import with_layers
 from lit_klrb.models.scoring import Scorer
 
 MODEL = "runs/models/smollm2"

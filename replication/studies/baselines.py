@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.functional import leave_one_out_baseline
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.base import rounded
 from replication.rivals import james_stein_baseline
 from replication.studies.tabular import TabularPairs
 

@@ -20,8 +20,7 @@ from lit_klrb.estimators import (
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, optimal_policy
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.base import Study, rounded
 from replication import schema
 from replication.names_in_use import NAMES_IN_USE
 from replication.studies.baselines import shrinkage_variances, token_baseline_variances

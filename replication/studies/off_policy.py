@@ -11,8 +11,7 @@ from lit_klrb.errors import check_at_least, check_positive
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell
 from lit_klrb.estimators.base import OffPolicy
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.base import Study, rounded
 from replication import schema
 from replication.studies.tabular import TabularPairs, check_enumerable
 

@@ -22,8 +22,8 @@ from lit_klrb.estimators import (
     ReleasedRaoBlackwell,
 )
 from lit_klrb.estimators.base import check_different
+from lit_klrb.studies.base import lower_triangle, rounded
 from lit_klrb.studies.gradient_noise import Task, all_gradients, gram
-from lit_klrb.studies.numbers import lower_triangle, rounded
 from lit_klrb.studies.pairs import CheckpointPair, PairStudy
 
 

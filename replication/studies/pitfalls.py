@@ -26,8 +26,7 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.base import check_different
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.base import Study, rounded
 from replication import schema
 from replication.studies.tabular import TabularPairs, check_enumerable
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.base import rounded
 from replication.studies.tabular import TabularPairs
 
 
