@@ -33,7 +33,7 @@ def tuning(assessment: Assessment) -> Section | None:
     runs = count(plan.tuning.replicates, "replicate")
     return Section(
         "tuning",
-        "Choice of rates",
+        "Tuned rates",
         paragraphs=[
             f"Before the grid, every arm ran at each of {len(plan.tuning.rates)} values of {plan.tuning.key} "
             f"with {runs} at each β, with other seeds than those of the grid. Each arm's rate is the one "

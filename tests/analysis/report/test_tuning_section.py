@@ -58,7 +58,7 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
 
 def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
     page = build(tuned(tmp_path, noise=0.01)).read_text("utf-8")
-    assert "Choice of rates" in page
+    assert "Tuned rates" in page
     assert "mathdefault" not in page, "labels of axes are plain text"
     assert "RaoBlackwell is at the largest rate tried, 0.0004: its optimum may lie beyond" in page
     assert "the next two rates to try are 0.0008 and 0.0016" in page
