@@ -77,7 +77,7 @@ engines: .venv-engines/.installed  ## vLLM's CPU build, Ray, SLURM, W&B and MLfl
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) benchmarks/engines/floors.py > .venv-lowest/floors.txt
 	.venv-lowest/bin/python -m pip install --quiet --requirement .venv-lowest/floors.txt --editable . \
-	  pytest pytest-timeout pytest-xdist hypothesis
+	  pytest pytest-timeout pytest-xdist hypothesis 'setuptools>=77'
 	@touch $@
 
 # The first install chooses torch; packages of its builds for GPUs break the import of vLLM beside one for CPUs
