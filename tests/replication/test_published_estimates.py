@@ -1,6 +1,6 @@
 """The tables of published estimates have the numbers of their artifacts."""
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,7 @@ def test_each_row_of_a_table_is_recomputed_from_the_artifact(place, rows):
     assert [row for row in expected if row not in text] == []
 
 
-def far_rows(study: ValueStudy, labels: Sequence[str]):
+def far_rows(study: ValueStudy, labels):
     """Rows of the table far away: with the bias against an independent sample, and the share below 0."""
     for label, one in zip(labels, study.snapshots, strict=True):
         found = estimator_spreads(
@@ -105,30 +105,27 @@ def far_rows(study: ValueStudy, labels: Sequence[str]):
             yield f"| {label} | {title} | {spread.mean.value:.2f} | {bias} | {below} | {share} |"
 
 
-def test_smollm2_far_from_the_reference():
-    text = (RESULTS / "smollm2_estimation" / "README.md").read_text("utf-8")
-    (study,) = studies("smollm2_estimation/far", ("estimation",))
-    labels = ("warm start", "RLOO, rate .002", "RLOO, rate .004")
-    expected = list(far_rows(study, labels))
-    assert len(expected) == 3 * len(NAMES)
+def assert_printed(folder, place, rows, count, kind="gradient_noise"):
+    text = (RESULTS / folder / "README.md").read_text("utf-8")
+    (study,) = studies(f"{folder}/{place}", (kind,))
+    expected = list(rows(study))
+    assert len(expected) == count
     assert [row for row in expected if row not in text] == []
 
 
-def test_the_same_for_smollm2():
-    text = (RESULTS / "smollm2_estimation" / "README.md").read_text("utf-8")
-    (study,) = studies("smollm2_estimation", ("estimation",))
-    expected = list(value_rows(study, [f"after {step} steps" for step in (3, 6, 12)], digits=4))
-    assert len(expected) == 3 * len(NAMES)
-    assert [row for row in expected if row not in text] == []
+FAR = partial(far_rows, labels=("warm start", "RLOO, rate .002", "RLOO, rate .004"))
+NEAR = partial(value_rows, labels=[f"after {step} steps" for step in (3, 6, 12)], digits=4)
+
+
+@pytest.mark.parametrize(("place", "rows"), [("", NEAR), ("far", FAR)])
+def test_the_same_for_smollm2(place, rows):
+    assert_printed("smollm2_estimation", place, rows, 3 * len(NAMES), "estimation")
 
 
 @pytest.mark.parametrize("task", ["sums", "words", "reviews"])
 def test_the_noise_of_smollm2(task):
-    text = (RESULTS / "smollm2_noise" / "README.md").read_text("utf-8")
-    (study,) = studies(f"smollm2_noise/{task}", ("gradient_noise",))
-    expected = list(gradient_rows(study, [f"{task}, after {step} steps" for step in (2, 8)]))
-    assert len(expected) == 16
-    assert [row for row in expected if row not in text] == []
+    labels = [f"{task}, after {step} steps" for step in (2, 8)]
+    assert_printed("smollm2_noise", task, partial(gradient_rows, labels=labels), 16)
 
 
 BY_COMPLETIONS = {
@@ -141,8 +138,4 @@ BY_STRIDE = {f"reviews_4_every_{stride}": f"every {stride} tokens" for stride in
 
 @pytest.mark.parametrize(("name", "label"), (BY_COMPLETIONS | BY_STRIDE).items())
 def test_the_noise_of_smollm2_at_three_points(name, label):
-    text = (RESULTS / "smollm2_noise" / "README.md").read_text("utf-8")
-    (study,) = studies(f"smollm2_noise/{name}", ("gradient_noise",))
-    expected = list(whole_rows(study, label))
-    assert len(expected) == 3
-    assert [row for row in expected if row not in text] == []
+    assert_printed("smollm2_noise", name, partial(whole_rows, label=label), 3)

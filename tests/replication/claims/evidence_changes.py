@@ -67,11 +67,7 @@ def spread(name, factor):
 
 
 def snapshots_of_values(contents):
-    return [
-        one
-        for name in ("estimation", "reviews", "smollm2", "smollm2_far")
-        for one in contents[name]["snapshots"]
-    ]
+    return [x for n in ("estimation", "reviews", "smollm2", "smollm2_far") for x in contents[n]["snapshots"]]
 
 
 def scarce(contents, sweeps):
