@@ -110,6 +110,14 @@ def print_verification(found: "Verification") -> int:
 _DESCRIPTION = """\
 Plans, runs and analyses sweeps over {arm x beta x replicate}.
 
+  python -m analysis plan   --config configs/demo/sweep.yaml   list the cells, their time and the power
+                            --pilot runs/demo                  with the variances of an earlier sweep
+  python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
+  python -m analysis report runs/demo                          write an HTML file, and results.json beside it
+  python -m analysis verify runs/demo                          recompute every number of the report
+  python -m analysis publish runs/demo --output DIR            copy plan, results and report, to share
+  python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
+
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
 130 and 143 stopped by Ctrl-C or SIGTERM; 1 anything else.
 """
