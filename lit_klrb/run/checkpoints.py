@@ -65,7 +65,7 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
     with (
         refusing("not a checkpoint"),
         warnings.catch_warnings(),
-    ):  # damaged files raise all kinds
+    ):  # damaged files raise exceptions of all kinds
         # A note on the time that a check of sparse tensors takes, which would be shown as the reason
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
         try:
