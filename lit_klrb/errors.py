@@ -50,10 +50,12 @@ def brief(error: BaseException) -> str:
     r"""The message of an exception as one line of at most 200 characters; of a system error its description.
 
     Example:
-        >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError())
-        ('no such file: config.json', 'KeyError')
+        >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError("scores")), brief(KeyError())
+        ('no such file: config.json', "no entry 'scores'", 'KeyError')
     """
     text = (isinstance(error, OSError) and error.strerror) or str(error)
+    if type(error) is KeyError and len(text.split()) == 1:  # the key alone
+        text = f"no entry {text}"
     return textwrap.shorten(text, 200, placeholder=" ...") or type(error).__name__
 
 

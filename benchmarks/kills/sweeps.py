@@ -3,6 +3,7 @@
 import contextlib
 import random
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ def undisturbed(folder: Path) -> Path:
     with _start(write_plan(folder, directory), 1, folder) as child:
         if child.wait() != 0:
             raise RuntimeError(f"the sweep ended with exit code {child.code}: {child.last_line}")
+        print(f"an undisturbed sweep: {time.monotonic() - child.began:.0f} s", file=sys.stderr)
     return directory
 
 
@@ -65,6 +67,9 @@ def kill_sweep(number: int, kills: int, whole: Path) -> Outcome:
         outcome.problems += _left_running(child)
         outcome.problems += _torn(directory)
         outcome.kills += 1
+        seconds = time.monotonic() - child.began
+        done = len(layout.result_paths(directory))
+        print(f"sweep {number}, kill {outcome.kills} after {seconds:.0f} s: {done} results", file=sys.stderr)
     with _start(plan, workers, folder) as child:
         if child.wait() != 0:
             outcome.problems.append(f"ended with exit code {child.code}: {child.last_line}")

@@ -96,7 +96,8 @@ def import_gguf(file: Path, folder: Path) -> None:
     quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     with quiet, _only(file) as (place, name):
         model = _model(place, name, header)
-        tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name, trust_remote_code=False)
+        with refusing("its vocabulary needs merges or scores", KeyError, key="tokenizer.ggml.merges"):
+            tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name, trust_remote_code=False)
     if model.generation_config is not None:
         ends = [header.settings[name] for name in TURN_ENDS if name in header.settings]
         model.generation_config.eos_token_id = ends[0] if len({*ends}) == 1 else list(dict.fromkeys(ends))

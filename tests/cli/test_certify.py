@@ -167,7 +167,7 @@ def test_parameters_by_name_role_and_value(capsys):
         (["certify_losses:text"], 2, "must return a scalar, or a tensor of shape"),
         (["certify_losses:of_positions"], 2, "got shape [4]"),
         (["torch:exp"], 2, "torch:exp has no signature: write a function that calls it"),
-        (["certify_losses:fails"], 1, "certify_losses:fails failed: KeyError: 'kl'"),
+        (["certify_losses:fails"], 1, "certify_losses:fails failed: KeyError: no entry 'kl'"),
         (["certify_losses:in_place"], 1, "certify_losses:in_place failed: it changes its inputs in place"),
         (["certify_losses:infinite"], 1, "failed: the loss is -inf for completions of"),
     ],

@@ -239,6 +239,7 @@ def refused(file, reason):
         ({TOKENS: None}, "0 tokens"),
         ({"tokenizer.ggml.model": "unheard"}, "tokenizer"),
         ({"tokenizer.ggml.merges": ["no such"] * 3}, "Token `no` out of vocabulary"),
+        ({"tokenizer.ggml.merges": None}, "merges: its vocabulary needs merges or scores: no entry 'scores'"),
         ({"general.alignment": 33}, "must be a power of two, got 33"),
         ({"split.count": 3}, "llama-gguf-split"),
         ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor: 4.0: transformers does not read"),
