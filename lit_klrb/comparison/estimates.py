@@ -150,9 +150,9 @@ class TokenTable:
     def positions(self, level: float) -> list[dict[str, Any]]:
         """The Rao-Blackwell estimate per token at the positions 1, 2, 3-4, 5-8, 9-16, ...
 
-        Each entry has the positions `first` to `last`, the number of their `tokens`, their `share` of the KL,
-        and the numbers of the estimate. Its clusters are those with tokens at its positions; a single one has
-        no interval.
+        Each entry has the positions `first` to `last`, the number of their `tokens`, their `share` of the KL
+        (None of a KL of 0), and the numbers of the estimate. Its clusters are those with tokens at its
+        positions; a single one has no interval.
         """
         kl = self.stats.kl
         assert kl is not None
@@ -161,7 +161,7 @@ class TokenTable:
             last = min(max(1, 2 * first), kl.shape[1])
             part, mask = kl[:, first:last], self.mask[:, first:last]
             sums, counts = self.per_cluster(part.sum(1)), self.per_cluster(mask.sum(1))
-            share = part.double().sum().item() / total if total else math.nan
+            share = part.double().sum().item() / total if total else None
             about = {"first": first + 1, "last": last, "tokens": int(mask.sum()), "share": share}
             reached = counts > 0
             estimate = ClusteredEstimate.of(*ratio_of_means(sums[reached], counts[reached]), level)

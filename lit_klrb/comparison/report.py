@@ -1,6 +1,5 @@
 """What is reported about one or several policies and a reference: as plain numbers, and as text."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -167,7 +166,7 @@ def _of_direction(about: dict[str, Any], summary: dict[str, Any]) -> Iterator[Pa
             str(p["first"]) if p["first"] == p["last"] else f"{p['first']}-{p['last']}",
             str(p["tokens"]),
             *_cells(p),
-            "-" if math.isnan(p["share"]) else f"{p['share']:.0%}",
+            "-" if p["share"] is None else f"{p['share']:.0%}",
         )
         for p in about["positions"]
     ]
