@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from analysis.cli.main import Parser, print_verification, run
+from analysis.report.assessment import load_assessment
 from analysis.report.build import build
+from analysis.report.sections.tradeoff import tradeoff
 from analysis.report.verify import verify
 from analysis.results.layout import NUMBERS
 from lit_klrb.errors import ConfigurationError
@@ -89,9 +91,27 @@ def pays_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def frontier_command(arguments: argparse.Namespace) -> int:
+    """Draw reward against KL of a sweep, beside its page."""
+    path = arguments.path / "frontier.svg"
+    write_atomically(path, frontier(arguments.path) + "\n")
+    print(path)
+    return 0
+
+
+def frontier(folder: Path) -> str:
+    """Reward against KL of a sweep's runs, as its report shows them."""
+    section = tradeoff(load_assessment(folder))
+    if section is None or not section.figures:
+        raise ConfigurationError(f"{folder}: its report has no figure of reward and KL")
+    return section.figures[0].svg
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m replication", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="claims|report|rebuild|verify|audit|map|pays")
+    commands = parser.add_subparsers(
+        required=True, metavar="claims|report|rebuild|verify|audit|map|pays|frontier"
+    )
     claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
     claims.set_defaults(run=claims_command)
     claims.add_argument(
@@ -132,6 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     drawn.set_defaults(run=map_command)
     drawn = commands.add_parser("pays", help="draw docs/pays.svg, when less noise pays, and its numbers")
     drawn.set_defaults(run=pays_command)
+    drawn = commands.add_parser("frontier", help="draw reward against KL of a sweep beside its page")
+    drawn.set_defaults(run=frontier_command)
+    drawn.add_argument("path", type=Path, metavar="DIR", help="the sweep's directory")
     return parser
 
 

@@ -11,6 +11,7 @@ from analysis.stats.frontier import pooled_share, share_contributions
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import match
 from analysis.stats.swaps import swap_test
+from replication.__main__ import frontier
 
 FOLDER = Path(__file__).parents[2] / "replication" / "results" / "smollm2_frontier"
 
@@ -65,6 +66,11 @@ def test_the_shares_of_the_frontier(sweep, page):
     earlier = [pooled_share(before, cut) for cut in (np.inf, 5.0)]
     told = " and ".join(f"{share.count} of {share.total}" for share in earlier)
     assert f"After seven of the eight warm starts it was {told}" in page
+
+
+@pytest.mark.usefixtures("pinned_matplotlib")
+def test_the_committed_figure_is_the_reports():
+    assert (FOLDER / "frontier.svg").read_text("utf-8") == frontier(FOLDER) + "\n"
 
 
 def test_the_variance_of_the_gradients_norm(sweep, page):
