@@ -13,10 +13,10 @@ from lit_klrb.estimators import (
     KLEstimator,
     MonteCarloRewardToGo,
     RaoBlackwell,
-    RaoBlackwellTokenValues,
 )
 from lit_klrb.models import loading
 from lit_klrb.models.scoring import Scorer
+from replication.to_come import RaoBlackwellTokenValues
 
 from .table import markdown
 from .variance import SETTINGS, World, ratio_with_error, traces

@@ -7,7 +7,7 @@ from typing import Any, final
 import lightning as L
 
 from lit_klrb.studies.base import require_rollouts
-from lit_klrb.studies.pairs import now
+from replication.studies.model_pairs import now
 
 UPDATE = "update"
 # The stages that are methods of the pair of models, and those of the module

@@ -1,8 +1,12 @@
-"""`python -m replication`: the ledger of claims, reports with studies of enumerated models, and figures."""
+"""`python -m replication`: studies, the ledger of claims, reports with studies of enumerated models, figures.
+
+`fit` and `check` are those of `lit_klrb`, for plans whose `module` is this package.
+"""
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from analysis.cli.main import Parser, print_verification, run
 from analysis.report.assessment import load_assessment
@@ -10,11 +14,13 @@ from analysis.report.build import build
 from analysis.report.sections.tradeoff import tradeoff
 from analysis.report.verify import verify
 from analysis.results.layout import NUMBERS
+from lit_klrb.cli import main as runs
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 from replication import credit, pays
 from replication.audit import audit
 from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
+from replication.publish import publish
 from replication.sections import SECTIONS
 
 LEDGER = Path(__file__).parent / "ledger"
@@ -32,6 +38,12 @@ def claims_command(arguments: argparse.Namespace) -> int:
 def report_command(arguments: argparse.Namespace) -> int:
     """Write the report of a sweep with the sections on enumerated models."""
     print(build(arguments.runs, arguments.output, SECTIONS))
+    return 0
+
+
+def publish_command(arguments: argparse.Namespace) -> int:
+    """Copy plan, results and report of a sweep."""
+    print(publish(arguments.runs, arguments.output))
     return 0
 
 
@@ -67,6 +79,18 @@ def _published(folder: Path) -> list[Path]:
     if not found:
         raise ConfigurationError(f"{folder}: there is no {NUMBERS} in or below it")
     return found
+
+
+def study_command(arguments: argparse.Namespace) -> int:
+    """Run a study, or answer what a sweep asks about studies."""
+    # Imported here as the libraries for models are slow to import
+    from replication import study
+
+    if arguments.words is None:
+        study.check_requests()
+    else:
+        study.main(arguments.words)
+    return 0
 
 
 def audit_command(arguments: argparse.Namespace) -> int:
@@ -109,9 +133,14 @@ def frontier(folder: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m replication", description=__doc__)
-    commands = parser.add_subparsers(
-        required=True, metavar="claims|report|rebuild|verify|audit|map|pays|frontier"
-    )
+    names = "study|claims|report|publish|rebuild|verify|audit|map|pays|frontier"
+    commands = parser.add_subparsers(required=True, metavar=names)
+    # Words that begin with a dash are those of the study
+    own: Any = {"prefix_chars": "\0", "add_help": False}
+    studied = commands.add_parser("study", help="measure models without training", **own)
+    studied.set_defaults(run=study_command)
+    studied.add_argument("words", nargs="*")
+    commands.add_parser("check").set_defaults(run=study_command, words=None)
     claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
     claims.set_defaults(run=claims_command)
     claims.add_argument(
@@ -123,6 +152,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )
+    published = commands.add_parser("publish", help="copy plan, results in one file and report, to share")
+    published.set_defaults(run=publish_command)
+    published.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory")
+    published.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
     rebuilt = commands.add_parser("rebuild", help="write the reports of published sweeps again")
     rebuilt.set_defaults(run=rebuild_command)
     rebuilt.add_argument(
@@ -164,7 +197,8 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process by default.
     """
-    return run(_parser, argv)
+    words = sys.argv[1:] if argv is None else argv
+    return runs.main(words) if words[:1] == ["fit"] else run(_parser, argv)
 
 
 if __name__ == "__main__":

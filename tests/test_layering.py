@@ -53,13 +53,17 @@ REPLICATION_ROOMS = [
     "replication.schema",  # names of studies
     "replication.rivals",  # estimators of other papers
     "replication.topk_rivals",
+    "replication.released",  # the baseline of a paper's code
+    "replication.to_come",  # an estimator of distillation
     "replication.names_in_use",
-    "replication.studies",  # of enumerated models
+    "replication.studies",  # of enumerated models, and of pairs of checkpoints
+    "replication.study",  # the command that runs them
     "replication.artifacts",  # what they measured
     "replication.distilled",  # statistics of one of them
     "replication.audit_share",  # of a published share of a frontier
     "replication.audit",  # of published points
     "replication.sections",  # of reports
+    "replication.publish",  # a sweep as a few files
     "replication.claims",  # the ledger of claims
     "replication.credit",  # a figure of its sweeps
     "replication.pays",  # another one

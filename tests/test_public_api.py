@@ -15,7 +15,6 @@ ESTIMATORS = [
     "RaoBlackwellLite",
     "RaoBlackwellControlVariate",
     "TiltedRaoBlackwell",
-    "RaoBlackwellTokenValues",
     "ReleasedMonteCarlo",
     "ReleasedRaoBlackwell",
     "K1Loss",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lit_klrb import schema
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line, printable
@@ -40,15 +40,6 @@ def report_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def publish_command(arguments: argparse.Namespace) -> int:
-    """Copy a sweep for publication and write its report there."""
-    say_loading(f"reading {arguments.runs}")
-    from analysis.report.build import publish
-
-    print(publish(arguments.runs, arguments.output))
-    return 0
-
-
 def import_command(arguments: argparse.Namespace) -> int:
     """Write runs of other software as a sweep, and say what their page will ask for."""
     from analysis.checks.consistency import unstated
@@ -68,7 +59,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
     say_loading(f"reading {arguments.first} and {arguments.second}")
     from analysis.report.side_by_side import side_by_side
 
-    notes, tables = side_by_side(arguments.first, arguments.second, arguments.output)
+    notes, tables = side_by_side(arguments.first, arguments.second)
     print("\n".join(map(printable, notes)))
     for table in tables:
         print(f"\n{table.caption}")
@@ -115,7 +106,6 @@ Plans, runs and analyses sweeps over {arm x beta x replicate}.
   python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
   python -m analysis report runs/demo                          write an HTML file, and results.json beside it
   python -m analysis verify runs/demo                          recompute every number of the report
-  python -m analysis publish runs/demo --output DIR            copy plan, results and report, to share
   python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
@@ -181,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lit_klrb {version('lit-klrb')}")
-    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|publish|import|compare")
+    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|import|compare")
 
     plan = commands.add_parser("plan", help="say what a sweep compares, its cells, time and power")
     plan.set_defaults(run=plan_command)
@@ -201,14 +191,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--workers", type=_positive, metavar="N", help="cells run in parallel (default: one per core)"
         )
-        command.add_argument(
-            "--data.source",
-            dest="source",
-            metavar="PATH",
-            help="train all stages on this corpus, in a directory of its own: a .jsonl or .parquet file, "
-            "or a folder (default: as their configurations say)",
-        )
-
     sweep.add_argument(
         "--minutes",
         type=_duration,
@@ -228,20 +210,14 @@ def _parser() -> argparse.ArgumentParser:
         "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: start one here)"
     )
 
-    runs: Any = {"type": Path, "metavar": "RUNS_DIR"}
-    of_sweep = "a sweep's directory, such as runs/demo"
-    written: Any = {"required": True, "type": Path, "metavar": "DIR", "help": "the directory to write"}
     report = commands.add_parser("report", help="write a self-contained HTML file and results.json")
     report.set_defaults(run=report_command)
-    report.add_argument("runs", help=f"{of_sweep}, or a run's", **runs)
+    report.add_argument(
+        "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo, or a run's"
+    )
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )
-
-    published = commands.add_parser("publish", help="copy plan, results in one file and report, to share")
-    published.set_defaults(run=publish_command)
-    published.add_argument("runs", help=of_sweep, **runs)
-    published.add_argument("--output", **written)
 
     imported = commands.add_parser("import", help="import runs of other software as a sweep")
     imported.set_defaults(run=import_command)
@@ -251,13 +227,12 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument(
         "--config", required=True, type=Path, metavar="MAPPING", help="the meaning of the columns"
     )
-    imported.add_argument("--output", **written)
+    imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
 
     compare = commands.add_parser("compare", help="compare two sweeps, unpaired")
     compare.set_defaults(run=compare_command)
     compare.add_argument("first", type=Path, metavar="DIR", help="a sweep's directory")
     compare.add_argument("second", type=Path, metavar="DIR", help="the sweep to compare with it")
-    compare.add_argument("--output", type=Path, metavar="FILE", help="also write an HTML page")
 
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=verify_command)

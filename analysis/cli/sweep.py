@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.design import expand, read_plan, with_source
+from analysis.design import expand, read_plan
 from analysis.design.rates import at_the_edge
 from analysis.results import Cell, Plan, layout
 from analysis.results.locked import LockedPlan
@@ -39,8 +39,6 @@ def open_plan(
 ) -> tuple[Plan, list[Cell], Store, list[str], Mapping[str, Arm]]:
     """Read the plan, lock it in its directory, and print what changed since it was locked."""
     plan = read_plan(arguments.config)
-    if arguments.source is not None:
-        plan = with_source(plan, arguments.source)
     say_loading(f"checking the {len(plan.grid.arms)} arms of {plan.name}")
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())

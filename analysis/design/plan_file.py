@@ -1,7 +1,6 @@
 """Reads and checks a plan file."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +14,6 @@ from analysis.results.store import error_lines
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 
-# The configuration key of a stage's corpus.
-SOURCE = "data.source"
 Checked = TypeVar("Checked")
 
 
@@ -34,25 +31,6 @@ def read_plan(path: Path) -> Plan:
         return Plan(**{"name": name, "directory": f"runs/{name}", **content})
 
     return read_checked(path, completed, check_plan, "a plan", Plan)
-
-
-def with_source(plan: Plan, source: str) -> Plan:
-    """The plan with another corpus for all stages, under a name and a directory of its own.
-
-    Name and setting stand beside the verdict in a report, and would otherwise speak of the plan's own data.
-    """
-    name = Path(source).stem
-    stages = {
-        key: replace(stage, overrides={**stage.overrides, SOURCE: source}) if stage.trains else stage
-        for key, stage in plan.stages.items()
-    }
-    return replace(
-        plan,
-        name=f"{plan.name} on {name}",
-        setting=f"on {name}, in place of the data of the plan {plan.name}: {plan.setting}".removesuffix(": "),
-        directory=f"{plan.directory}-{name}",
-        stages=stages,
-    )
 
 
 def read_checked(

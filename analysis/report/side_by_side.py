@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.checks import load_sweep
-from analysis.report.elements import Section, Table, page
+from analysis.report.elements import Table
 from analysis.results.records import OBJECTIVE
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate, weighted_sum
@@ -18,7 +18,6 @@ from analysis.stats.primary import one_step
 from analysis.stats.text import count, interval_text, number, signed
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import check_target, write_output
 
 _CAUTION = (
     "The runs of two sweeps are not matched: a difference may be due to anything else that differs between "
@@ -27,20 +26,19 @@ _CAUTION = (
 )
 
 
-def side_by_side(first: Path, second: Path, output: Path | None = None) -> tuple[list[str], list[Table]]:
-    """Compare two sweeps, and optionally write the comparison as a page.
+def side_by_side(first: Path, second: Path) -> tuple[list[str], list[Table]]:
+    """Compare two sweeps.
 
     Args:
         first: Directory of a sweep.
         second: Directory of another sweep. Each of its arms is compared with the arm of the same label in the
             first sweep, or with the control of the first sweep if there is none.
-        output: The page to write; None for no page.
 
     Returns:
         What differs between the sweeps, and the comparison as tables.
 
     Raises:
-        ConfigurationError: If both are the same sweep, one has no results, or the page cannot be written.
+        ConfigurationError: If both are the same sweep, or one has no results.
     """
     if first.resolve() == second.resolve():
         raise ConfigurationError(f"{first} and {second} are the same directory; two sweeps are expected")
@@ -53,13 +51,7 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> tuple
         ("Sweep", "Arm", "β", "n", "Diverged", "Reward", "KL (nats)", "J"),
         [row for sweep, name in zip(sweeps, names, strict=True) for row in _arm_rows(sweep, name)],
     )
-    tables, notes = [arms, _differences(*sweeps, names)], [_CAUTION, *_unlike(*sweeps, names)]
-    if output is not None:
-        check_target(output)
-        section = Section("comparison", "Two sweeps, unpaired", paragraphs=notes, tables=tables)
-        title = f"{' and '.join(names)}, side by side"
-        write_output(output, page(title, ["Comparison of sweeps"], {"Answer": [section]}).encode())
-    return notes, tables
+    return [_CAUTION, *_unlike(*sweeps, names)], [arms, _differences(*sweeps, names)]
 
 
 def arm_differences(first: Sweep, second: Sweep) -> dict[str, tuple[str, Estimate]]:

@@ -117,8 +117,6 @@ class GradientSnapshot:
         completions: Completions per prompt.
         gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: of the reward, then
             of the objective under each of E estimators.
-        layers: Layer -> "kl" or "total" -> half the squared distances between the gradients of disjoint pairs
-            of batches, shape [E, B / 2]; empty if they were not recorded.
     """
 
     step: StrictInt
@@ -126,7 +124,6 @@ class GradientSnapshot:
     completions: Annotated[int, Field(strict=True, ge=1)]
     gram: Annotated[Numbers, BeforeValidator(_triangle)]
     label: str = ""
-    layers: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, config=_OPEN)
@@ -142,12 +139,9 @@ class GradientStudy:
         _check_steps(self.snapshots)
         if len(set(self.estimators)) < len(self.estimators):
             raise ValueError(f"estimators {self.estimators}, expected different names")
-        side, shape = (1 + len(self.estimators)) * self.batches, (len(self.estimators), self.batches // 2)
+        side = (1 + len(self.estimators)) * self.batches
         for one in self.snapshots:
             array(one.gram, (side, side), "gram")
-            for layer, by_term in one.layers.items():
-                for term in ("kl", "total"):
-                    array(by_term[term], shape, layer)
 
 
 Study = ValueStudy | GradientStudy

@@ -5,10 +5,9 @@ differs between batches (prompts and completions, or completions only), the batc
 gradient it is (KL, reward or both) are part of the claim.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -17,7 +16,7 @@ from analysis.stats.claims import Claim
 from analysis.stats.contrast import LOG_RATIO
 from analysis.stats.intervals import Estimate, log_ratio
 from analysis.stats.pairs import FloatArray
-from analysis.stats.primary import corrected, one_step
+from analysis.stats.primary import corrected
 from analysis.stats.swaps import SwapTest, ratio_swap_test, swap_test
 from analysis.stats.verdict import Verdict
 
@@ -181,46 +180,6 @@ def compare_noise(
             found.append(NoiseFinding(snapshot, term, variance, verdict))
     verdicts = corrected([one.verdict for one in found], alpha)
     return [replace(one, verdict=verdict) for one, verdict in zip(found, verdicts, strict=True)]
-
-
-class LayerFinding(NamedTuple):
-    """The ratio of the variance of one layer's gradient under an estimator to that under the control.
-
-    p is two-sided, of exact sign flips of the differences between disjoint pairs of batches; p_adjusted is
-    corrected for all layers, terms and estimators of the snapshot.
-    """
-
-    layer: str
-    term: str
-    estimator: str
-    ratio: float
-    p: float
-    p_adjusted: float
-
-
-def compare_layers(
-    layers: Mapping[str, Mapping[str, FloatArray]], estimators: Sequence[str], control: str
-) -> list[LayerFinding]:
-    """Compare the variance of every layer's gradient with the control's.
-
-    Args:
-        layers: Layer -> term -> half the squared distances of disjoint pairs of batches, shape [E, B / 2].
-        estimators: Names of the E estimators.
-        control: The estimator with which the others are compared.
-    """
-    compared = [
-        (layer, term, name, own, halves[estimators.index(control)])
-        for layer, by_term in layers.items()
-        for term, halves in by_term.items()
-        for name, own in zip(estimators, halves, strict=True)
-        if name != control
-    ]
-    p_values = [swap_test(theirs - own).p_value for *_, own, theirs in compared]
-    adjusted = one_step(p_values).tolist()
-    return [
-        LayerFinding(layer, term, name, float(own.mean() / theirs.mean()), *p)
-        for (layer, term, name, own, theirs), *p in zip(compared, p_values, adjusted, strict=True)
-    ]
 
 
 def _claim(term: str, treatment: str, step: int) -> Claim:

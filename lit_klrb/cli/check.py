@@ -23,7 +23,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_klrb import rewards, schema
 from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import ending_of, quiet
@@ -187,7 +186,7 @@ def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str
     """Check whether a run could start.
 
     Args:
-        argv: A command line: "fit" or "study", and its arguments.
+        argv: A command line: "fit" and its arguments.
         made: In a plan, what the runs that were checked before will write, to which this run is added; None
             for a run that would start here and now.
 
@@ -195,12 +194,9 @@ def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
         "prompts": {key: value}, "rows": numbers and the first row or None, "steps": number,
         "estimator": {"name", "optimises", "biased"} or None,
-        "evaluation": {key: value}, "monitors": [metric]}; a study has no models, prompts and steps.
+        "evaluation": {key: value}, "monitors": [metric]}.
     """
     try:
-        if argv[:1] == ["study"]:
-            study.parse(argv[1:])
-            return {"module": None, "estimator": None, "evaluation": {}}
         return CheckCLI(argv, made).answer()
     except Exception as error:
         ended = ending_of(error, {})
@@ -268,6 +264,6 @@ def _requests() -> list[list[str]]:
         requests = json.load(sys.stdin)
         lists = isinstance(requests, list) and all(isinstance(argv, list) for argv in requests)
         texts = lists and all(isinstance(word, str) for argv in requests for word in argv)
-        if texts and all(argv[:1] in (["fit"], ["study"]) for argv in requests):
+        if texts and all(argv[:1] == ["fit"] for argv in requests):
             return requests
-    raise ConfigurationError("standard input must be a JSON list of command lines of fit or study")
+    raise ConfigurationError("standard input must be a JSON list of command lines of fit")

@@ -8,12 +8,7 @@ from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError, concerning
-from lit_klrb.estimators import (
-    KLEstimator,
-    RaoBlackwellControlVariate,
-    RaoBlackwellTokenValues,
-    TiltedRaoBlackwell,
-)
+from lit_klrb.estimators import KLEstimator, RaoBlackwellControlVariate, TiltedRaoBlackwell
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.enumerated_loss import TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
@@ -21,12 +16,11 @@ from lit_klrb.reward_functions import import_member
 from lit_klrb.terminal import print_table
 
 # What is not measured with one completion of one prompt, by estimator
-ALONE = "Its token values are fitted to earlier rollouts. Without them, the gradients are RaoBlackwell's"
 FITTED = {
     RaoBlackwellControlVariate: "Its coefficients are fitted on other prompts. With one completion they are "
     "0, and the gradients are MonteCarlo's",
-    RaoBlackwellTokenValues: ALONE,
-    TiltedRaoBlackwell: ALONE,
+    TiltedRaoBlackwell: "Its token values are fitted to earlier rollouts. Without them, the gradients are "
+    "RaoBlackwell's",
 }
 
 

@@ -12,17 +12,14 @@ from lit_klrb.errors import printable
 from lit_klrb.terminal import say_loading
 
 if TYPE_CHECKING:
-    from lit_klrb.comparison.compare import Track
+    from lit_klrb.comparison.compare import Measured, Track
     from lit_klrb.comparison.measure import Advance
-    from lit_klrb.comparison.report import Candidate
 
 # Seconds between lines of progress where standard error is not a terminal.
 PROGRESS_INTERVAL = 10.0
-# Options that are passed on as they are.
-PASSED = ("max_tokens", "system", "teacher_system", "limit", "batch_size", "seed")
-EPILOG = """with --prompts, completions are sampled from each policy (and, for the other direction, from the
-reference) with the same random numbers; with --texts, the KL of the next token is averaged over the given
-contexts, which is another quantity.
+EPILOG = """with --prompts, completions are sampled from the policy (and, for the other direction, from the
+reference); with --texts, the KL of the next token is averaged over the given contexts, which is another
+quantity.
 
 example: python -m lit_klrb kl --policy runs/policy --reference gpt2 --prompts prompts.jsonl
 """
@@ -33,9 +30,7 @@ def parser() -> Arguments:
     command = Arguments("kl", __doc__, EPILOG)
     model = "a hub id, a folder, a .gguf file or a checkpoint"
     add = command.add_argument
-    add(
-        "--policy", action="append", required=True, metavar="A", help=f"{model}; repeat it to compare several"
-    )
+    add("--policy", required=True, metavar="A", help=model)
     add("--reference", required=True, metavar="B", help=model)
     given = command.add_mutually_exclusive_group(required=True)
     given.add_argument(
@@ -97,13 +92,13 @@ def main(argv: Sequence[str]) -> int:
     from lit_klrb.models.loading import silence
 
     silence()
-    say_loading(f"loading {', '.join(options.policy)} and {options.reference}")
+    say_loading(f"loading {options.policy} and {options.reference}")
     measured = _measured(options)
-    prompts = min(table.clusters for candidate in measured for table in candidate.tables.values())
+    prompts = min(table.clusters for table in measured.tables.values())
     if prompts < FEW_PROMPTS:
         few = f"{prompts} {'texts' if options.prompts is None else 'prompts'}, too few for standard errors"
         print(f"warning: {few}: give at least {FEW_PROMPTS}", file=sys.stderr)
-    found = summary(measured, options.reference, options.level)
+    found = summary(measured, options.level)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
@@ -111,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _measured(options: argparse.Namespace) -> "list[Candidate]":
+def _measured(options: argparse.Namespace) -> "Measured":
     """Measure with progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
     import torch
     from rich.console import Console
@@ -123,16 +118,11 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    both = ("forward", "reverse")
+    known = ModelComparison.__dataclass_fields__
     comparison = ModelComparison(
-        policies=options.policy,
-        reference=options.reference,
-        prompts=options.prompts,
-        texts=options.texts,
-        directions=both if options.direction == "both" else (options.direction,),
+        directions=("forward", "reverse") if options.direction == "both" else (options.direction,),
         sampling=Sampling(options.completions_per_prompt, options.max_new_tokens, options.temperature),
-        **{name: getattr(options, name) for name in PASSED},
-        device=device,
+        **{name: value for name, value in vars(options).items() if name in known} | {"device": device},
     )
     if not sys.stderr.isatty():
         return comparison.run(_line_progress())

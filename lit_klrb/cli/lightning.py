@@ -34,11 +34,10 @@ from lit_klrb.callbacks import (
 from lit_klrb.cli.door import Door, OneLineParser
 from lit_klrb.cli.given import WITH_REWARD, default_options, flattened, given_settings, option_key
 from lit_klrb.cli.mistakes import EndedError, ending_of, once_of_a_kind, quiet
-from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
+from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted, refusing
 from lit_klrb.estimators.advice import DEFAULT
-from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
 from lit_klrb.run.directory import RunDirectory, check_named
@@ -294,18 +293,15 @@ class LitCLI(LightningCLI):
         return f"to resume: {self.directory.resume_command}"
 
     def after_fit(self) -> None:
-        """Write the run's summary, and print where the run is and what can follow."""
+        """Write the run's summary, and print where the run is."""
         evaluate = partial(self.trainer.validate, self.model, datamodule=self.datamodule, verbose=False)
         self.recorder.conclude(self.trainer, evaluate)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            steps = self.trainer.global_step
-            is_reward = getattr(self.model, "role", None) == CLASSIFIER
-            following = next_command(self.directory.checkpoint, is_reward)
             # Lightning writes it to a log that is not shown
             profiler = self.trainer.profiler  # type: ignore[attr-defined]
             if not isinstance(profiler, PassThroughProfiler):
                 self.model.print(profiler.summary())
-            self.model.print(f"wrote {self.directory.path} ({steps} steps); {following}")
+            self.model.print(f"wrote {self.directory.path} ({self.trainer.global_step} steps)")
 
 
 def check_text(settings: Mapping[str, Any]) -> None:

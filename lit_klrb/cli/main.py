@@ -19,7 +19,6 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "complete prompts with a checkpoint, and write predictions.jsonl with reward and KL",
     "check": "say what fit would train, without training",
-    "study": "measure estimators on checkpoints, without training",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "certify": "find out which known gradient a KL loss of your own has",
     "export": "write a checkpoint as a folder that transformers loads",
@@ -32,7 +31,7 @@ RUNS = ("fit", "validate", "test", "predict")
 # What the others import, where that takes seconds
 SLOW = {
     **dict.fromkeys(("explain", "certify"), "torch"),
-    **dict.fromkeys(("check", "study", "export", "kl", "import-gguf"), "Lightning and transformers"),
+    **dict.fromkeys(("check", "export", "kl", "import-gguf"), "Lightning and transformers"),
 }
 # Packages that `pip install --no-deps` beside torch leaves out, for the message about one
 DEPENDENCIES = {"lightning", "transformers", "datasets", "omegaconf", "jsonargparse", "yaml", "numpy", "rich"}

@@ -23,7 +23,6 @@ from lit_klrb.distributed import LOST, is_lost
 from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
 from lit_klrb.estimators import KLEstimator
 from lit_klrb.models.loading import silence
-from lit_klrb.studies.base import Study
 
 USAGE, FAILURE = 2, 1
 # What stands beside the names and values of options in messages
@@ -33,7 +32,6 @@ CLASSES: dict[str, type] = {
     "model": L.LightningModule,
     "data": L.LightningDataModule,
     "kl.estimator": KLEstimator,
-    "study": Study,
 }
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 PACKAGE = str(Path(lit_klrb.__file__).parent)

@@ -1,11 +1,13 @@
-"""One or several policies against a reference, on prompts or on given texts."""
+"""A policy against a reference, on prompts or on given texts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.comparison.measure import (
     Advance,
     encode_prompts,
@@ -19,25 +21,52 @@ from lit_klrb.comparison.measure import (
     text_rollouts,
     token_table,
 )
-from lit_klrb.comparison.report import Candidate
+from lit_klrb.data.batches import Batch
 from lit_klrb.data.kinds import TEACHER_PROMPT
 from lit_klrb.data.lengths import context_length
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
-from lit_klrb.rollouts.pair import Loaded, Pair
+from lit_klrb.rollouts.pair import Pair
 
 # Starts a progress bar with a description and a number of rows.
 Track = Callable[[str, int], Advance]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelComparison:
-    """The models, the prompts or texts, and how they are measured; see `python -m lit_klrb kl --help`.
+class Measured(NamedTuple):
+    """What was measured of a policy and a reference.
 
-    Policies are loaded one after the other: two models are in memory, and a third during the noise floor.
+    Args:
+        policy: The policy.
+        reference: The reference.
+        tokenizers: What `notes_of` said.
+        tables: Statistics by direction, "forward" and "reverse".
+        floor: Statistics of the policy against itself, see `noise_floor`.
+        unfinished: Fraction of the policy's completions that did not end; None for given texts.
+        own_context: Whether the reference reads other prompts than the policy.
     """
 
-    policies: Sequence[str]
+    policy: str
+    reference: str
+    tokenizers: str
+    tables: dict[str, TokenTable]
+    floor: dict[str, TokenTable]
+    unfinished: float | None
+    own_context: bool
+
+
+class _Read(NamedTuple):
+    """What both models read: batches and prompts of the second model by direction, and each row's cluster."""
+
+    rollouts: dict[str, list[Rollout]]
+    others: dict[str, list[Batch]]
+    cluster: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelComparison:
+    """The models, the prompts or texts, and how they are measured; see `python -m lit_klrb kl --help`."""
+
+    policy: str
     reference: str
     prompts: str | None = None
     texts: str | None = None
@@ -52,78 +81,65 @@ class ModelComparison:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if len(set(self.policies)) < len(self.policies):
-            raise ConfigurationError(f"{', '.join(self.policies)} must differ", key="policy")
         if self.prompts is None:
             check_at_least(2, max_tokens=self.max_tokens)
         if self.prompts is None and self.teacher_system is not None:
             raise ConfigurationError("needs prompts: texts have no system prompt", key="teacher_system")
 
-    def run(self, track: Track) -> list[Candidate]:
-        """Measure all policies."""
+    def run(self, track: Track) -> Measured:
+        """Load both models, which are in memory together, and measure."""
         key, source = ("prompts", self.prompts) if self.prompts is not None else ("texts", self.texts)
         table = read_table(key, str(source), key.removesuffix("s"), self.limit)
         reference = load("reference", self.reference, self.device)
-        # The reference's completions, the same for all policies that have the same rows
-        shared: dict[int, list[Rollout]] = {}
-        return [self._candidate(path, reference, table, shared, track) for path in self.policies]
-
-    def _candidate(
-        self,
-        path: str,
-        reference: Loaded,
-        given: dict[str, list[Any]],
-        shared: dict[int, list[Rollout]],
-        track: Track,
-    ) -> Candidate:
-        policy, temperature = load("policy", path, self.device), self.sampling.temperature
+        policy, temperature = load("policy", self.policy, self.device), self.sampling.temperature
         pairs = {
             "forward": Pair(policy, reference, temperature=temperature),
             "reverse": Pair(reference, policy, temperature=temperature),
         }
-        unfinished, others = None, {}
-        if self.prompts is None:
-            length = min(self.max_tokens, context_length(policy.model) or self.max_tokens)
-            windows, numbers = encode_windows("texts", given["text"], policy.tokenizer, length)
-            rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
-            by_direction = dict.fromkeys(self.directions, rollouts)
-            cluster = torch.tensor(numbers)
-        else:
-            teachers = given.get(TEACHER_PROMPT, ())
-            settings = policy.tokenizer, self.system, teachers, self.teacher_system
-            prompts = encode_prompts("prompts", given["prompt"], *settings)
-            own = [prompt.tokens for prompt in prompts]
-            theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
-            batches = {
-                direction: prompt_batches(some, pairs[direction], self.batch_size)
-                for direction, some in (("forward", own), ("reverse", theirs))
-            }
-            if own != theirs:
-                others = {"forward": batches["reverse"], "reverse": batches["forward"]}
-
-            def completed(direction: str) -> list[Rollout]:
-                pair, some = pairs[direction], batches[direction]
-                advance = track(f"completions of {pair.first.path}", len(prompts))
-                return sampled_rollouts(pair, some, self.sampling, seed=self.seed, advance=advance)
-
-            rollouts, rows = completed("forward"), pairs["reverse"].vocabulary_size
-            if "reverse" in self.directions and rows not in shared:
-                shared[rows] = completed("reverse")
-            cut = torch.cat([rollout.unfinished(policy.ends) for rollout in rollouts])
+        read = self._texts(pairs, table) if self.prompts is None else self._prompts(pairs, table, track)
+        unfinished, group_size = None, None
+        if self.prompts is not None:
+            group_size = self.sampling.completions_per_prompt
+            cut = torch.cat([rollout.unfinished(policy.ends) for rollout in read.rollouts["forward"]])
             unfinished = cut.double().mean().item()
-            by_direction = {"forward": rollouts, "reverse": shared.get(rows, [])}
-            cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
         tables = {
             direction: token_table(
                 pairs[direction],
-                by_direction[direction],
-                key="texts" if self.prompts is None else "prompts",
-                others=others.get(direction, ()),
-                cluster=cluster,
-                group_size=None if self.prompts is None else self.sampling.completions_per_prompt,
-                advance=track(f"{direction} KL of {path}", len(cluster)),
+                read.rollouts[direction],
+                key=key,
+                others=read.others.get(direction, ()),
+                cluster=read.cluster,
+                group_size=group_size,
+                advance=track(f"{direction} KL", len(read.cluster)),
             )
             for direction in self.directions
         }
-        floor = noise_floor(policy.model, rollouts[0], temperature)
-        return Candidate(path, notes_of(pairs["forward"]), tables, floor, unfinished, bool(others))
+        floor = noise_floor(policy.model, read.rollouts["forward"][0], temperature)
+        notes, own_context = notes_of(pairs["forward"]), bool(read.others)
+        return Measured(self.policy, self.reference, notes, tables, floor, unfinished, own_context)
+
+    def _texts(self, pairs: Mapping[str, Pair], table: Mapping[str, list[Any]]) -> _Read:
+        policy = pairs["forward"].first
+        length = min(self.max_tokens, context_length(policy.model) or self.max_tokens)
+        windows, numbers = encode_windows("texts", table["text"], policy.tokenizer, length)
+        rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
+        return _Read(dict.fromkeys(pairs, rollouts), {}, torch.tensor(numbers))
+
+    def _prompts(self, pairs: Mapping[str, Pair], table: Mapping[str, list[Any]], track: Track) -> _Read:
+        settings = self.system, table.get(TEACHER_PROMPT, ()), self.teacher_system
+        prompts = encode_prompts("prompts", table["prompt"], pairs["forward"].tokenizer, *settings)
+        own = [prompt.tokens for prompt in prompts]
+        theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
+        batches = {
+            direction: prompt_batches(some, pairs[direction], self.batch_size)
+            for direction, some in (("forward", own), ("reverse", theirs))
+        }
+        rollouts = {}
+        for direction in dict.fromkeys(("forward", *self.directions)):  # the noise floor is the policy's
+            pair = pairs[direction]
+            advance = track(f"completions of {pair.first.path}", len(prompts))
+            given = batches[direction], self.sampling
+            rollouts[direction] = sampled_rollouts(pair, *given, seed=self.seed, advance=advance)
+        others = {} if own == theirs else {"forward": batches["reverse"], "reverse": batches["forward"]}
+        cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
+        return _Read(rollouts, others, cluster)

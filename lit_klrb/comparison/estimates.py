@@ -2,39 +2,35 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from lit_klrb.functional import TokenStats, horvitz_thompson, kl_k1_per_token, kl_k3_per_token
+from lit_klrb.functional import TokenStats, kl_k1_per_token, kl_k3_per_token
 from lit_klrb.functional.statistics import influence_error, ratio_of_means
 
-RB, K1, K3, HT = "Rao-Blackwell", "k1 (Monte Carlo)", "k3", "Horvitz-Thompson"
+RB, K1, K3 = "Rao-Blackwell", "k1 (Monte Carlo)", "k3"
 EXACT, LIKELIHOOD = "exact next-token KL", "log-likelihood ratio"
 # Below this scale, Hall's transformation is the identity up to rounding.
 _NO_SKEWNESS = 1e-9
 
 
 class ClusteredEstimate(NamedTuple):
-    """A number with its standard error and interval, and the influence of each cluster on it, shape [C]."""
+    """A number with its standard error and interval."""
 
     value: float
     error: float
     low: float
     high: float
-    influences: Tensor
 
     @classmethod
     def of(cls, value: Tensor, influences: Tensor, level: float) -> "ClusteredEstimate":
-        """The number with its interval, see `skewed_interval`."""
+        """The number with its interval from the influence of each cluster, [C], see `skewed_interval`."""
         error = influence_error(influences).item()
         below, above = skewed_interval(influences, level)
-        return cls(
-            value.item(), error, value.item() + below * error, value.item() + above * error, influences
-        )
+        return cls(value.item(), error, value.item() + below * error, value.item() + above * error)
 
     def numbers(self) -> dict[str, float | None]:
         """Value, standard error and interval for JSON, which has neither NaN nor infinity: None."""
@@ -73,12 +69,6 @@ def skewed_interval(influences: Tensor, level: float) -> tuple[float, float]:
     return below, above
 
 
-def difference(first: ClusteredEstimate, second: ClusteredEstimate, level: float) -> ClusteredEstimate:
-    """First - second on the same clusters, with the standard error of the paired difference."""
-    value = torch.tensor(first.value - second.value, dtype=torch.float64)
-    return ClusteredEstimate.of(value, first.influences - second.influences, level)
-
-
 @dataclass(frozen=True)
 class TokenTable:
     """Token statistics of the sequences of C clusters, under a model p and a model q.
@@ -86,14 +76,12 @@ class TokenTable:
     Args:
         stats: Statistics, 0 outside the mask, shape [S, T].
         mask: True on tokens whose statistics count, shape [S, T].
-        tokens: Token ids, shape [S, T].
         cluster: Number of each row's cluster (its prompt or its text), 0 to C - 1, shape [S].
         group_size: Completions per prompt, sampled from p; None for given texts.
     """
 
     stats: TokenStats
     mask: Tensor
-    tokens: Tensor
     cluster: Tensor
     group_size: int | None
 
@@ -118,11 +106,17 @@ class TokenTable:
         sequences = torch.full((self.clusters,), float(self.group_size or 1), dtype=torch.float64)
         return {"sequence": sequences, "token": self.per_cluster(self.mask.sum(1))}
 
+    @property
+    def largest(self) -> float:
+        """The largest KL(p‖q) of a token, in nats."""
+        assert self.stats.kl is not None
+        return self.stats.kl[self.mask].max().item()
+
     def sums(self) -> dict[str, Tensor]:
         """The estimates of each cluster, summed over its sequences, shape [C].
 
-        k1, k3 and Horvitz-Thompson only estimate the KL if the tokens are samples from p. For given texts, k1
-        is their log-likelihood ratio.
+        k1 and k3 only estimate the KL if the tokens are samples from p. For given texts, k1 is their
+        log-likelihood ratio.
         """
         stats = self.stats
         assert stats.kl is not None
@@ -132,9 +126,7 @@ class TokenTable:
             return {**sums, LIKELIHOOD: self.per_cluster(log_ratio.sum(1))}
         sums[K1] = self.per_cluster(log_ratio.sum(1))
         sums[K3] = self.per_cluster(kl_k3_per_token(stats.logprobs, stats.ref_logprobs).sum(1))
-        logprobs = stats.logprobs.sum(1)
-        by_prompt = horvitz_thompson(log_ratio.sum(1), logprobs, self.tokens, self.mask, self.group_size)
-        return {**sums, HT: by_prompt.double() * self.group_size}
+        return sums
 
     def estimates(self, level: float) -> dict[str, dict[str, ClusteredEstimate]]:
         """Each estimate per unit: `estimates(0.95)[RB]["token"]`, in nats."""
@@ -146,32 +138,3 @@ class TokenTable:
             }
             for name, sums in self.sums().items()
         }
-
-    def positions(self, level: float) -> list[dict[str, Any]]:
-        """The Rao-Blackwell estimate per token at the positions 1, 2, 3-4, 5-8, 9-16, ...
-
-        Each entry has the positions `first` to `last`, the number of their `tokens`, their `share` of the KL
-        (None of a KL of 0), and the numbers of the estimate. Its clusters are those with tokens at its
-        positions; a single one has no interval.
-        """
-        kl = self.stats.kl
-        assert kl is not None
-        found, first, total = [], 0, kl.double().sum().item()
-        while first < kl.shape[1]:
-            last = min(max(1, 2 * first), kl.shape[1])
-            part, mask = kl[:, first:last], self.mask[:, first:last]
-            sums, counts = self.per_cluster(part.sum(1)), self.per_cluster(mask.sum(1))
-            share = part.double().sum().item() / total if total else None
-            about = {"first": first + 1, "last": last, "tokens": int(mask.sum()), "share": share}
-            reached = counts > 0
-            estimate = ClusteredEstimate.of(*ratio_of_means(sums[reached], counts[reached]), level)
-            found.append({**about, **estimate.numbers()})
-            first = last
-        return found
-
-    def quantiles(self, levels: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 1.0)) -> dict[str, float]:
-        """Quantiles of the tokens' KL(p‖q), in nats; 1.0 is the maximum."""
-        assert self.stats.kl is not None
-        kl = self.stats.kl[self.mask].double().numpy()
-        found = np.quantile(kl, levels, method="inverted_cdf").tolist()
-        return {f"{level:g}": value for level, value in zip(levels, found, strict=True)}

@@ -180,9 +180,8 @@ def token_table(
         stats = pair.scorer.stats(rollout, states).masked(rollout.mask)
         parts.append(stats.map(Tensor.cpu))
         advance(len(rollout.mask))
-    tokens = stacked([rollout.completions for rollout in rollouts])
     mask = stacked([rollout.mask for rollout in rollouts])
-    return TokenTable(stacked_stats(parts), mask, tokens, cluster, group_size)
+    return TokenTable(stacked_stats(parts), mask, cluster, group_size)
 
 
 @torch.no_grad()
@@ -213,4 +212,4 @@ def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -
 def _self_table(scorer: Scorer, rollout: Rollout, states: Tensor) -> TokenTable:
     stats = scorer.stats(rollout, states).masked(rollout.mask).map(Tensor.cpu)
     rows = torch.arange(len(rollout.mask))
-    return TokenTable(stats, rollout.mask.cpu(), rollout.completions.cpu(), rows, 1)
+    return TokenTable(stats, rollout.mask.cpu(), rows, 1)

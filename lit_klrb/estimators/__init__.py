@@ -15,10 +15,7 @@ from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVa
 from .memory import EstimatorMemory as EstimatorMemory
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
-from .tilted import (
-    RaoBlackwellTokenValues as RaoBlackwellTokenValues,
-    TiltedRaoBlackwell as TiltedRaoBlackwell,
-)
+from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
 from .unbiased import (
     MonteCarlo as MonteCarlo,
     MonteCarloRewardToGo as MonteCarloRewardToGo,

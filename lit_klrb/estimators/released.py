@@ -7,18 +7,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, log_ratio_to_behaviour
 from lit_klrb.estimators.recipe import Recipe, Term
-from lit_klrb.functional.baselines import other_prompts_baseline
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss
-
-_PAIRS = (
-    "The released code subtracts the mean of other prompts (other_prompts: true) as soon as it accumulates"
-    " gradients: unbiased without clipping, but without the baseline's effect"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +20,7 @@ class ReleasedEstimator(ComposedEstimator):
 
     Under "clip" the ratio is that of whole sequences, and clipping stops the gradient of the ratio but not
     that of the KL inside A: loss = max(-A ratio, -A clip(ratio)).
-
-    Args:
-        other_prompts: Take the leave-one-out mean of other prompts, as the released code does with its two
-            micro-batches per step (`other_prompts_baseline`). The gradient is unbiased without clipping, as
-            the baseline does not depend on the own completion, but the rewards' variance between prompts is
-            left in it.
     """
-
-    other_prompts: bool = False
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.other_prompts and self.baseline is None:
-            raise ConfigurationError("true needs baseline: leave_one_out, got None", key="other_prompts")
-
-    @override
-    def centred(self, values: Tensor, group_size: int) -> Tensor:
-        if not self.other_prompts:
-            return super().centred(values, group_size)
-        return values - other_prompts_baseline(values, group_size)
 
     @property
     @override
@@ -82,7 +55,7 @@ class ReleasedMonteCarlo(ReleasedEstimator):
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly, plus the zero-mean noise grad log p(y)",
         used_by="rycolab/kl-rb (its MC arm)",
-        caution="up to 20 times the variance of MonteCarlo at a small KL. " + _PAIRS,
+        caution="up to 20 times the variance of MonteCarlo at a small KL",
     )
 
 
@@ -95,5 +68,5 @@ class ReleasedRaoBlackwell(ReleasedEstimator):
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="rycolab/kl-rb (its RB arm)",
-        caution="1 to 9 times the variance of RaoBlackwell. " + _PAIRS,
+        caution="1 to 9 times the variance of RaoBlackwell",
     )

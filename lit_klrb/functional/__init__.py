@@ -7,7 +7,6 @@ the KL.
 
 from .baselines import (
     leave_one_out_baseline as leave_one_out_baseline,
-    other_prompts_baseline as other_prompts_baseline,
 )
 from .credit import (
     ImportanceWeights as ImportanceWeights,

@@ -20,7 +20,7 @@ It runs in several processes (`accelerate launch`, DDP) and with a LoRA policy (
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from lit_klrb.estimators import EstimatorMemory, KLEstimator
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 from lit_klrb.integrations.trl_batches import add_weights, total_rewards, weighted_loss
 from lit_klrb.integrations.trl_checkpoints import MemoryKeeper, load_memory
-from lit_klrb.integrations.trl_prefixes import check_prefix_rewards, prefix_rewards_of
 from lit_klrb.models.scoring import Scorer
 
 # Whether it trains -> TRL's name of the mode, and of the number of completions per prompt
@@ -44,10 +43,8 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
 
     Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount` and
     `final_forward_share`, towards which the estimator's discount and its share of the forward KL change over
-    the training. With `prefix_reward_every`, the rewards are also called with the first token of completions
-    and with every such number of their tokens, as baselines of the tokens that follow. Without an estimator
-    it is that of `fit`: `RaoBlackwellControlVariate()`, and for distillation
-    `RaoBlackwell(baseline=None, discount=0.0)` with a final discount of 1.
+    the training. Without an estimator it is that of `fit`: `RaoBlackwellControlVariate()`, and for
+    distillation `RaoBlackwell(baseline=None, discount=0.0)` with a final discount of 1.
 
     The loss is a sum over tokens and a mean over completions, whatever `loss_type` is. The estimator's
     `off_policy` takes the place of TRL's clipping and importance weights. What the estimator remembers is
@@ -75,16 +72,12 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
             kl_estimator: KLEstimator | None = None,
             final_discount: float | None = None,
             final_forward_share: float | None = None,
-            prefix_reward_every: int | None = None,
             **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
             self.kl_memory = memory_of(self, kl_estimator, final_discount, final_forward_share)
-            check_prefix_rewards(self, self.kl_memory.estimator, prefix_reward_every)
-            self.kl_prefix_stride = prefix_reward_every
             self.add_callback(MemoryKeeper(self.kl_memory))
             self.kl_rewards: Tensor | None = None
-            self.kl_prefix_rewards: Tensor | None = None
             # Those with which the current rollouts of training and evaluation were weighted
             self.kl_token_values: dict[bool, Tensor | None] = {}
 
@@ -96,11 +89,9 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
         def kl_scorer(self) -> Scorer:
             return scorer_of(self)
 
-        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, tokens: Any) -> Tensor:
-            calculate = partial(super()._calculate_rewards, inputs, prompts)
-            by_function: Tensor = calculate(completions, tokens)
+        def _calculate_rewards(self, *args: Any) -> Tensor:
+            by_function: Tensor = super()._calculate_rewards(*args)
             self.kl_rewards = total_rewards(by_function, self)
-            self.kl_prefix_rewards = prefix_rewards_of(self, prompts, tokens, calculate)
             return by_function
 
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -115,8 +106,8 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
                 memory.progress = self.state.global_step / self.state.max_steps
             self.kl_token_values[training] = memory.token_values
             with self.accelerator.autocast():
-                size, rewards = getattr(self, group_size, 1), (self.kl_rewards, self.kl_prefix_rewards)
-                added, kl = add_weights(batch, scorer, memory, beta, size, *rewards, observe=training)
+                size, rewards = getattr(self, group_size, 1), self.kl_rewards
+                added, kl = add_weights(batch, scorer, memory, beta, size, rewards, observe=training)
             self._metrics[mode]["kl_per_sequence"].append(kl)
             return added
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lit_klrb.distributed import own_rows
 from lit_klrb.errors import ConfigurationError
@@ -25,7 +24,6 @@ def add_weights(
     beta: float,
     group_size: int,
     rewards: Tensor | None = None,
-    prefix_rewards: Tensor | None = None,
     *,
     observe: bool = True,
 ) -> tuple[dict[str, Any], float]:
@@ -41,7 +39,6 @@ def add_weights(
         beta: Weight of the KL.
         group_size: Completions per prompt (K).
         rewards: The rewards of the completions of all processes; None if only their advantages are known.
-        prefix_rewards: Those of what precedes each token, of all processes, shape [B, T]; None if unknown.
         observe: Remember the batch.
     """
     if "pixel_values" in batch:
@@ -53,15 +50,7 @@ def add_weights(
     _, mask, everyones, advantages = scored
     assert advantages is not None
     given = rewards_of(advantages, rewards, estimator, group_size) if "advantages" in batch else None
-    if prefix_rewards is not None:
-        assert given is not None
-        assert rewards is not None
-        # TRL may pad its batch further
-        before = pad(prefix_rewards, (0, mask.shape[1] - prefix_rewards.shape[1]))
-        before = scales_of(advantages, rewards, group_size).repeat_interleave(group_size, 0) * before
-        everyones = everyones._replace(reward_to_come=torch.where(mask, given[:, None] - before, 0))
-    scored = scored._replace(stats=everyones, rewards=given)
-    weights = weigh(memory, scored, beta=beta, group_size=group_size, observe=observe)
+    weights = weigh(memory, scored._replace(rewards=given), beta=beta, group_size=group_size, observe=observe)
     weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
     added = {WEIGHT + name: field for name, field in weights._asdict().items() if field is not None}
     kl = estimator.value(everyones, mask).mean().item()
@@ -101,29 +90,18 @@ def rewards_of(advantages: Tensor, rewards: Tensor | None, estimator: KLEstimato
     """
     if estimator.baseline is None:
         return advantages
-    centred = _centred(advantages, group_size)
+    # The scaled rewards less their group's mean, [G, K], which leave-one-out multiplies by K / (K - 1)
+    centred = (group_size - 1) / group_size * advantages.view(-1, group_size)
     if rewards is None:
         return centred.flatten()
-    means = rewards.to(centred).view(-1, group_size).mean(1, keepdim=True)
-    return (centred + scales_of(advantages, rewards, group_size) * means).flatten()
-
-
-def scales_of(advantages: Tensor, rewards: Tensor, group_size: int) -> Tensor:
-    """By what TRL multiplied the rewards of each group for its advantages, shape [G, 1]; see `rewards_of`."""
-    centred = _centred(advantages, group_size)
     groups = rewards.to(centred).view(-1, group_size)
-    groups = groups - groups.mean(1, keepdim=True)
-    square = groups.square().sum(1, keepdim=True)
-    scale = (centred * groups).sum(1, keepdim=True) / square
-    # Groups of equal rewards do not show the scale
+    means = groups.mean(1, keepdim=True)
+    square = (groups - means).square().sum(1, keepdim=True)
+    scale = (centred * (groups - means)).sum(1, keepdim=True) / square
+    # Groups of equal rewards do not show by what TRL multiplied them
     known = scale[square > 0]
-    return torch.where(square > 0, scale, known.min() if len(known) else 1.0)
-
-
-def _centred(advantages: Tensor, group_size: int) -> Tensor:
-    """The scaled rewards less their group's mean, shape [G, K]."""
-    # Leave-one-out multiplies them by K / (K - 1)
-    return (group_size - 1) / group_size * advantages.view(-1, group_size)
+    scale = torch.where(square > 0, scale, known.min() if len(known) else 1.0)
+    return (centred + scale * means).flatten()
 
 
 def weighted_loss(

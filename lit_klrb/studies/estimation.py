@@ -1,19 +1,23 @@
 """All KL estimates on the same completions, for their means and variances."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from dataclasses import replace
+from typing import Any, final
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from lit_klrb import schema
+from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, rounded
-from lit_klrb.studies.pairs import ModelPair, PairStudy, sample_completions
+
+# Prompts per forward pass.
+PROMPTS_PER_PASS = 4
 
 
 @final
@@ -58,81 +62,16 @@ class EstimationStudy(PolicyStudy):
         sampling = replace(module.sampling, completions_per_prompt=completions)
         seed = derive_seed(module.seed, self.name)
         (batch,) = self.prompts(trainer, module, batches=1, size=prompts)
-        stats, mask, tokens, _ = sample_completions(module.pair, batch, sampling, seed)
-        return estimates(stats, mask, tokens, completions, self.group_sizes)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class PairEstimationStudy(PairStudy[ModelPair]):
-    """Compares all KL estimates of given pairs of models on the same completions.
-
-    For each pair the artifact has what `EstimationStudy` records of a snapshot, and
-
-    - the exact KL of each prompt, if the models are enumerable, or else its Monte-Carlo estimate from a
-      larger, independent sample: the standard by which a bias is judged;
-    - the mean of q(y) / p(y) over the completions of each prompt. Its expectation is 1; the shortfall is the
-      mass of the reference that the completions do not cover. The estimates with a control variate miss it,
-      alpha times the shortfall in nats, without any sign of it in their standard errors;
-    - the seconds that each estimate took: sampled tokens alone, or the whole vocabulary.
-
-    Args:
-        pairs: Pairs of models, each with its prompts.
-        prompts: Number of prompts.
-        completions: Completions per prompt; a multiple of every number in group_sizes.
-        group_sizes: Numbers of completions (M) per estimate, for standard deviations.
-        independent: Completions per prompt of the independent sample.
-        tolerance: Largest bias that is regarded as none, as a fraction of the KL.
-
-    Raises:
-        ConfigurationError: If a number is out of range.
-    """
-
-    name: ClassVar[str] = schema.ESTIMATION
-
-    pairs: Sequence[ModelPair]
-    prompts: int = 16
-    completions: int = 200
-    group_sizes: Sequence[int] = (1, 5, 10)
-    independent: int = 2_000
-    tolerance: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(2, prompts=self.prompts, independent=self.independent)
-        check_group_sizes(self.completions, self.group_sizes)
-        if not 0 < self.tolerance < 1:
-            raise ConfigurationError(f"must be between 0 and 1, got {self.tolerance}", key="tolerance")
-
-    @property
-    def design(self) -> dict[str, Any]:
-        """Numbers of prompts and completions, and what an analysis needs to know."""
-        counts = {"prompts": self.prompts, "completions": self.completions}
-        return {**counts, "group_sizes": list(self.group_sizes), "tolerance": self.tolerance}
-
-    def snapshot(self, pair: ModelPair, seed: int) -> dict[str, Any]:
-        """The estimates, the mass of the reference, seconds, and the exact KL or an independent estimate."""
-        own = derive_seed(seed, self.name, "completions")
-        stats, mask, tokens, seconds = pair.sample(self.prompts, self.completions, own)
-        found = estimates(stats, mask, tokens, self.completions, self.group_sizes)
-        stats = stats.masked(mask)
-        ratio = (stats.ref_logprobs - stats.logprobs).sum(1).exp().view(self.prompts, -1)
-        found["reference_mass"] = rounded(ratio.mean(1), 6)
-        # Only the exact KL of every token needs all logits
-        needs = {name: "statistics" if name == "rb" else "logprobs" for name in (*found["values"], "ht")}
-        found["seconds"] = {
-            name: float(f"{seconds[stage]:.3g}") for name, stage in {"sampling": "sampling", **needs}.items()
-        }
-        exact = pair.exact_kl(self.prompts)
-        if exact is not None:
-            return {**found, "exact": rounded(exact, 9)}
-        other = derive_seed(seed, self.name, "independent")
-        stats, mask, *_ = pair.sample(self.prompts, self.independent, other)
-        stats = stats.masked(mask)
-        log_ratio = (stats.logprobs - stats.ref_logprobs).sum(1).view(self.prompts, -1)
-        error = log_ratio.std(1) / self.independent**0.5
-        independent = {"mean": rounded(log_ratio.mean(1), 6), "standard_error": rounded(error, 6)}
-        return {**found, "independent": independent}
+        rollouts, parts = [], []
+        for first in range(0, prompts, PROMPTS_PER_PASS):
+            rows = slice(first, first + PROMPTS_PER_PASS)
+            some = {name: value[rows] for name, value in batch.items() if isinstance(value, Tensor)}
+            with torch.no_grad():
+                rollout = module.pair.sample(some, sampling, seed=seed, rows_before=first * completions)
+                parts.append(module.pair.score(rollout, some)[1].map(Tensor.cpu))
+            rollouts.append(rollout.map(Tensor.cpu))
+        mask, tokens = (stacked([getattr(one, name) for one in rollouts]) for name in ("mask", "completions"))
+        return estimates(stacked_stats(parts), mask, tokens, completions, self.group_sizes)
 
 
 def check_group_sizes(completions: int, group_sizes: Sequence[int]) -> None:

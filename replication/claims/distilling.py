@@ -145,7 +145,7 @@ def _as_sdpo(evidence: Evidence) -> Ruling:
 def distillation_claims() -> tuple[PublishedClaim, ...]:
     """The claims, oldest first."""
     ran = (
-        "`python -m lit_klrb study --config replication/configs/studies/distillation_tabular.yaml`; the "
+        "`python -m replication study --config replication/configs/studies/distillation_tabular.yaml`; the "
         "sweeps replication/results/distillation_full, distillation_limited and imdb_distill."
     )
     toys = (

@@ -9,8 +9,8 @@ from replication.claims.evidence import Evidence
 from replication.claims.measure import ROUNDING, below, log_ratio, mean_text, objective_rows
 from replication.claims.trained import better, objectives, worse
 
-_IDENTITIES = "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`"
-_OFF_POLICY = "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`"
+_IDENTITIES = "`python -m replication study --config replication/configs/studies/identities.yaml`"
+_OFF_POLICY = "`python -m replication study --config replication/configs/studies/off_policy.yaml`"
 _COMEDY = (
     "Shah et al. (2025), A Comedy of Estimators: On KL Regularization in RL Training of LLMs, "
     "arXiv:2512.21852"
@@ -134,7 +134,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "“using estimator configurations resulting in unbiased gradients leads to better performance” "
             "(abstract); of four configurations, k1 in the reward.",
             Citation(_COMEDY, "The abstract and a summary were read (emergentmind.com)."),
-            "`python -m lit_klrb study --config replication/configs/studies/pitfalls.yaml`; the sweeps "
+            "`python -m replication study --config replication/configs/studies/pitfalls.yaml`; the sweeps "
             "of replication/results.",
             "The paper: language models of 4 to 8 billion parameters on mathematics. Ours are toys: "
             "descent on E[reward] − β KL of random enumerated models at one rate, and RLOO with small "

@@ -36,13 +36,13 @@ class StudyFile(NamedTuple):
         directory: Its folder, relative to the ledger.
         study: The study's name, which is that of the file.
         config: The configuration that makes it.
-        command: The command of `python -m lit_klrb` that runs it.
+        command: The command that makes it.
     """
 
     directory: Path
     study: str
     config: str
-    command: str = "study"
+    command: str = "replication study"
 
     @property
     def path(self) -> Path:
@@ -52,7 +52,7 @@ class StudyFile(NamedTuple):
     @property
     def made_by(self) -> str:
         """The command line that makes it."""
-        return f"python -m lit_klrb {self.command} --config {self.config}"
+        return f"python -m {self.command} --config {self.config}"
 
 
 _CONFIGS = "replication/configs/studies"
@@ -65,7 +65,9 @@ STUDIES = {
     "distillation": StudyFile(ARTIFACTS, schema.DISTILLATION, f"{_CONFIGS}/distillation_tabular.yaml"),
     "reviews": StudyFile(REVIEWS, ESTIMATION, f"{_CONFIGS}/imdb_estimation.yaml"),
     "reviews_noise": StudyFile(REVIEWS, GRADIENT_NOISE, f"{_CONFIGS}/imdb_gradient_noise.yaml"),
-    "smollm2": StudyFile(RESULTS / SMOLLM2, ESTIMATION, f"replication/configs/{SMOLLM2}/rloo.yaml", "fit"),
+    "smollm2": StudyFile(
+        RESULTS / SMOLLM2, ESTIMATION, f"replication/configs/{SMOLLM2}/rloo.yaml", "lit_klrb fit"
+    ),
     "smollm2_far": StudyFile(
         RESULTS / SMOLLM2 / "far", ESTIMATION, f"replication/configs/{SMOLLM2}/far.yaml"
     ),

@@ -204,7 +204,7 @@ def _table_differences() -> str:
 
 def first_source() -> tuple[PublishedClaim, ...]:
     """The claims, in the order of the paper."""
-    study = "`python -m lit_klrb study --config replication/configs/studies/{}.yaml`"
+    study = "`python -m replication study --config replication/configs/studies/{}.yaml`"
     smollm2 = "; ".join(f"`{STUDIES[name].made_by}`" for name in ("smollm2", "smollm2_far"))
     ran = f"{study.format('estimation')}; {study.format('imdb_estimation')}; {smollm2}."
     identities = study.format("identities")

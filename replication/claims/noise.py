@@ -144,9 +144,9 @@ def noise_claim() -> PublishedClaim:
             "summary of the paper (papernotes.org).",
             "rycolab/kl-rb at 89cd8e065660",
         ),
-        "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`, `python -m "
-        "lit_klrb study --config replication/configs/studies/imdb_gradient_noise.yaml`; the reports of the "
-        "sweeps of replication/results that measure the noise.",
+        "`python -m replication study --config replication/configs/studies/identities.yaml`, `python -m "
+        "replication study --config replication/configs/studies/imdb_gradient_noise.yaml`; the reports of "
+        "the sweeps of replication/results that measure the noise.",
         "The summary calls the published numbers variances of the gradient's norm. Ours: ratios of traces "
         "of the covariance, RaoBlackwell over MonteCarlo unless another pair is named, of the KL alone and "
         "of the whole objective, on random enumerated models and at snapshots of training, reviews and the "

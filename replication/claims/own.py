@@ -193,7 +193,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "(arXiv:2512.21852) leave “an unbiased sequence level reverse KL gradient estimate in off-policy "
             "settings for future work.”",
             Citation("This package, docs/choosing.md, lit_klrb", read),
-            "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`; the sweep "
+            "`python -m replication study --config replication/configs/studies/off_policy.yaml`; the sweep "
             "replication/results/off_policy.",
             "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
             "GPT-2, each arm at the best rate tried for it, where an unbiased gradient need not end best.",

@@ -26,7 +26,7 @@ _BLOG = Citation(
     "Post-Training (3/8): KL Divergence in RLHF, songjunxi.com/language/post-training-3-kl-divergence",
     "The page was read.",
 )
-_STUDY = "`python -m lit_klrb study --config replication/configs/studies/pitfalls.yaml`"
+_STUDY = "`python -m replication study --config replication/configs/studies/pitfalls.yaml`"
 _MODELS = (
     "100 random pairs of models with three tokens and at most three positions, a row of logits per prefix; "
     "two completions with leave-one-out; all completions enumerated."
@@ -203,7 +203,7 @@ def _worked(evidence: Evidence, key: str, published: str, what: str) -> Ruling:
 
 def second_source() -> tuple[PublishedClaim, ...]:
     """The claims of the second and third sources."""
-    worked = "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`"
+    worked = "`python -m replication study --config replication/configs/studies/identities.yaml`"
     return (
         PublishedClaim(
             "k1-loss-zero-mean",
@@ -262,8 +262,8 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "Experiment 3: distilling a larger model on the student's samples, the sequence-level gradient "
             "ends at a KL of 3.0, the token-level one at 7.7.",
             Citation(_PAPER, "The abstract was read; the numbers are quoted second-hand."),
-            "`python -m lit_klrb study --config replication/configs/studies/distillation_tabular.yaml`; the "
-            "sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
+            "`python -m replication study --config replication/configs/studies/distillation_tabular.yaml`; "
+            "the sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
             "The paper: one pair of language models, one rate, no replicates. Ours are toys: random "
             "enumerated models with 30 replicates, and small GPT-2s on the embedded world and on reviews "
             "with the replicates of its plan; each arm at the best rate tried for it, on other runs. k1 with "

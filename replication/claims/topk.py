@@ -6,7 +6,7 @@ from replication.claims.evidence import Evidence
 from replication.claims.measure import ROUNDING, difference_text
 from replication.claims.trained import compared, designs_of, kl_finding
 
-_IDENTITIES = "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`"
+_IDENTITIES = "`python -m replication study --config replication/configs/studies/identities.yaml`"
 _WIDE = (
     "One position, 200 tokens, reference probabilities proportional to 1 / rank, at three distances; all "
     "tokens enumerated; relative to the sampled token's k1."

@@ -9,7 +9,7 @@ from replication.claims.evidence import INNER_STEPS, Evidence
 from replication.claims.measure import ROUNDING, difference_text, mean_text
 from replication.claims.trained import compared, designs_of, objective_finding
 
-_IDENTITIES = "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`"
+_IDENTITIES = "`python -m replication study --config replication/configs/studies/identities.yaml`"
 
 
 def _token_baseline(evidence: Evidence) -> Ruling:
@@ -159,7 +159,7 @@ def later_training() -> tuple[PublishedClaim, ...]:
                 "The abstract was read, and a summary of its propositions.",
                 "horizon-llm/CTPO (only its README was read)",
             ),
-            "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`",
+            "`python -m replication study --config replication/configs/studies/off_policy.yaml`",
             "The paper: rewards of sequences, with clipping by position. Ours, all toys: the gradient of "
             "the KL, without clipping, on random enumerated models after 1 to 8 inner steps; in training "
             "reward and KL, each arm at the best rate tried for it.",

@@ -24,8 +24,9 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.functional.enumeration import num_prefixes
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study, rounded
+from lit_klrb.studies.base import rounded
 from replication import schema
+from replication.studies.base import Study
 from replication.studies.tabular import TabularPairs, check_enumerable
 from replication.topk_rivals import (
     TopKBaseline,

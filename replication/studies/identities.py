@@ -20,9 +20,10 @@ from lit_klrb.estimators import (
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, optimal_policy
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study, rounded
+from lit_klrb.studies.base import rounded
 from replication import schema
 from replication.names_in_use import NAMES_IN_USE
+from replication.studies.base import Study
 from replication.studies.baselines import shrinkage_variances, token_baseline_variances
 from replication.studies.stratified import stratified_moments
 from replication.studies.tabular import TabularPairs

@@ -11,8 +11,9 @@ from lit_klrb.errors import check_at_least, check_positive
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell
 from lit_klrb.estimators.base import OffPolicy
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study, rounded
+from lit_klrb.studies.base import rounded
 from replication import schema
+from replication.studies.base import Study
 from replication.studies.tabular import TabularPairs, check_enumerable
 
 # What is estimated: the gradient of the KL alone, or of the whole objective.

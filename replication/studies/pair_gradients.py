@@ -24,7 +24,7 @@ from lit_klrb.estimators import (
 from lit_klrb.estimators.base import check_different
 from lit_klrb.studies.base import lower_triangle, rounded
 from lit_klrb.studies.gradient_noise import Task, all_gradients, gram
-from lit_klrb.studies.pairs import CheckpointPair, PairStudy
+from replication.studies.model_pairs import CheckpointPair, PairStudy
 
 
 def _estimators() -> list[KLEstimator]:

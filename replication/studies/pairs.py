@@ -10,7 +10,7 @@ from typing_extensions import override
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import token_stats
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.pairs import ModelPair, Sample, timed
+from replication.studies.model_pairs import ModelPair, Sample, timed
 from replication.studies.tabular import TabularPairs
 
 

@@ -26,8 +26,9 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.base import check_different
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Study, rounded
+from lit_klrb.studies.base import rounded
 from replication import schema
+from replication.studies.base import Study
 from replication.studies.tabular import TabularPairs, check_enumerable
 
 # Completions of a prompt: the smallest number with a leave-one-out baseline, so all groups are enumerated.

@@ -201,7 +201,6 @@ def studies(beta: float, batches: int = 8, prompts: int = 6) -> dict[str, Any]:
     k1 = rng.normal(1.0, 1.0, (prompts, 10))
     gradients = rng.normal(size=(3 * batches, 30)) * np.repeat([1.0, 2.0, 1.5], batches)[:, None]
     gram = gradients @ gradients.T
-    halves = rng.uniform(1.0, 2.0, (len(ESTIMATORS), batches // 2))
     return {
         "estimation": {
             "schema": 2,
@@ -231,7 +230,6 @@ def studies(beta: float, batches: int = 8, prompts: int = 6) -> dict[str, Any]:
                     "completions": 2,
                     "gram": [row[: i + 1].tolist() for i, row in enumerate(gram)],
                     "label": f"checkpoint {step}",
-                    "layers": {"head": {term: halves.tolist() for term in ("kl", "total")}},
                 }
                 for step in (0, 10, 20)
             ],

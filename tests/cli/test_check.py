@@ -203,25 +203,7 @@ def test_rows_are_shown_as_the_model_reads_them(chain, tmp_path, capsys):
 def test_invalid_requests_are_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert main(["check"]) == 2
-    assert "standard input must be a JSON list of command lines of fit or study" in capsys.readouterr().err
-
-
-def test_a_study_is_checked_without_being_run(monkeypatch, capsys, tmp_path):
-    argv = [
-        "study",
-        "--config",
-        "replication/configs/studies/pitfalls.yaml",
-        "--trainer.default_root_dir",
-        str(tmp_path),
-    ]
-    requests = [argv, [*argv, "--study.completions", "3"], [*argv, "--study.policy", "3"]]
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(requests)))
-    assert main(["check"]) == 0
-    right, odd, misspelt = json.loads(capsys.readouterr().out)
-    assert right == {"module": None, "estimator": None, "evaluation": {}}
-    assert "completions: must be even, got 3" in odd["error"]
-    assert misspelt["error"] == "unknown key study.init_args.policy (did you mean policies?)"
-    assert not list(tmp_path.iterdir())
+    assert "standard input must be a JSON list of command lines of fit" in capsys.readouterr().err
 
 
 @pytest.fixture

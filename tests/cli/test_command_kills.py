@@ -13,8 +13,9 @@ import torch
 from gguf_files import llama, write
 
 from benchmarks.kills.children import Child
-from lit_klrb.cli.main import main
+from lit_klrb.cli import main as lit_klrb
 from lit_klrb.data.tokenizer import train_bpe
+from replication import __main__ as replication
 
 # Kills of each command; a table of more needs only another number here.
 KILLS = int(os.environ.get("LIT_KLRB_KILLS", "2"))
@@ -23,7 +24,7 @@ TEXTS = ["It was a good film.", "It was a bad film, and a long one."]
 
 def run_with_one_thread(argv):
     torch.set_num_threads(1)  # threads do not survive a fork
-    return main(argv)
+    return (replication if argv[0] == "study" else lit_klrb).main(argv)
 
 
 def study(chain, place):

@@ -36,7 +36,7 @@ SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--mod
 SHORT += ("--model.warmup_steps", "0")
 # Of the second batch of an evaluation, one process has none
 PROMPTS = ("--data.eval_size", "5", "--data.eval_batch_size", "4")
-TEACHES = ("--kl.estimator", "RaoBlackwellTokenValues")
+TEACHES = ("--kl.estimator", "replication.to_come.RaoBlackwellTokenValues")
 LORA = ("--model.lora", "{r: 2, init_lora_weights: true}")
 # The policy without its adapter is the reference
 OFF = (*LORA, "--model.reference_path", "null", "--model.policy_path")

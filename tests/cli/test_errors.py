@@ -38,7 +38,7 @@ def test_a_missing_checkpoint_names_the_command_that_makes_it(capsys, tmp_path, 
 def test_the_programs_help_lists_its_commands(capsys):
     assert main(["--help"]) == 0
     output = capsys.readouterr().out
-    names = ("fit", "validate", "test", "predict", "check", "study", "explain", "export", "kl")
+    names = ("fit", "validate", "test", "predict", "check", "explain", "export", "kl")
     assert all(f"\n  {name} " in output for name in names)
 
 

@@ -122,7 +122,6 @@ def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with
     ("estimator", "option", "values"),
     [
         ("RaoBlackwellControlVariate", "directions", ["[kl]", "[constant]"]),
-        ("ReleasedMonteCarlo", "other_prompts", ["true", "false"]),
         ("RaoBlackwellTopK", "k", ["1", "20"]),
         ("RaoBlackwellTopK", "support", ["policy", "reference"]),
     ],

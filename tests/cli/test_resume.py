@@ -19,7 +19,7 @@ FOUR_STEPS_A_ROLLOUT = ["--model.mini_batches", "2", "--trainer.max_steps", "10"
 CASES = {
     "adaptive beta": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--kl.target_kl", "0.1", "--kl.horizon", "20"]),
     "control variate": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--kl.estimator", "RaoBlackwellControlVariate"]),
-    "token values": ("distill", ["--kl.estimator", "RaoBlackwellTokenValues"]),
+    "token values": ("distill", ["--kl.estimator", "replication.to_come.RaoBlackwellTokenValues"]),
     "accumulation": ("rloo", ["--trainer.accumulate_grad_batches", "2"]),
     "preferences": ("dpo", []),
     "dropout": ("sft", ["--model.policy_config.resid_pdrop", "0.2", "--trainer.val_check_interval", "3"]),

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from lit_klrb.cli.main import main
-from lit_klrb.comparison.measure import encode_prompts, load, noise_floor, read_table, text_rollouts
+from lit_klrb.comparison.measure import (
+    encode_prompts,
+    encode_windows,
+    load,
+    noise_floor,
+    read_table,
+    text_rollouts,
+)
 from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import fresh_model, load_tokenizer
@@ -33,9 +40,9 @@ def test_a_sparse_file_of_terabytes_is_not_read(tmp_path, suffix):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders of a reference, two policies, one with another tokenizer, and one with a chat template."""
+    """Folders of a reference, a policy, one with another tokenizer, and one with a chat template."""
     root = tmp_path_factory.mktemp("models")
-    for number, name in enumerate(("reference", "first", "second", "chat")):
+    for number, name in enumerate(("reference", "first", "chat")):
         tokenizer = grammar_tokenizer()
         model = fresh_model(CONFIG, tokenizer, seed=0)
         generator = torch.Generator().manual_seed(number)
@@ -60,10 +67,10 @@ def models(tmp_path_factory):
 def kl(models, capsys):
     """The command with these models; returns its exit code, output and error."""
 
-    def run(*arguments, policy=("first",), reference="reference"):
-        policies = [word for name in policy for word in ("--policy", str(models / name))]
+    def run(*arguments, policy="first", reference="reference"):
+        both = ["--policy", str(models / policy), "--reference", str(models / reference)]
         files = [str(models / a) if (models / a).is_file() else a for a in arguments]
-        code = main(["kl", *policies, "--reference", str(models / reference), *files])
+        code = main(["kl", *both, *files])
         return code, *capsys.readouterr()
 
     return run
@@ -75,7 +82,7 @@ PROMPTS = ("--prompts", "prompts.jsonl", "--max_new_tokens", "6", "--batch_size"
 def test_given_texts_have_the_kl_of_full_logits(models, kl):
     code, output, _ = kl("--texts", "texts.txt", "--json", "--batch_size", "3")
     assert code == 0
-    directions = json.loads(output)["policies"][0]["directions"]
+    directions = json.loads(output)["directions"]
     loaded = [load("policy", str(models / name), "cpu") for name in ("first", "reference")]
     sums, count = {"forward": [], "reverse": []}, 0
     for text in TEXTS:
@@ -94,19 +101,21 @@ def test_given_texts_have_the_kl_of_full_logits(models, kl):
 
 
 def test_windows_of_a_text_predict_each_token_once(kl):
-    tokens = [
-        json.loads(kl("--texts", "texts.txt", "--json", *more)[1])["policies"][0]["directions"]["forward"]
-        for more in ((), ("--max_tokens", "3"))
-    ]
-    assert tokens[0]["tokens"] == tokens[1]["tokens"]
-    assert tokens[0]["clusters"] == tokens[1]["clusters"] == len(TEXTS)
-    assert [p["last"] for p in tokens[1]["positions"]] == [1, 2]
+    ids = [grammar_tokenizer()(text)["input_ids"] for text in TEXTS]
+    windows, numbers = encode_windows("texts", TEXTS, grammar_tokenizer(), 3)
+    assert {len(window) for window in windows} <= {2, 3}
+    for text, expected in enumerate(ids):
+        own = [window for window, number in zip(windows, numbers, strict=True) if number == text]
+        assert [token for window in own for token in window[1:]] == expected[1:]
+        assert [window[0] for window in own[1:]] == [window[-1] for window in own[:-1]]
+    found = json.loads(kl("--texts", "texts.txt", "--json", "--max_tokens", "3")[1])["directions"]["forward"]
+    assert (found["tokens"], found["clusters"]) == (sum(map(len, ids)) - len(TEXTS), len(TEXTS))
 
 
 def test_completions_are_sampled_from_the_first_model_of_each_direction(models, kl):
     code, output, _ = kl(*PROMPTS, "--json", "--completions_per_prompt", "32")
     assert code == 0
-    found = json.loads(output)["policies"][0]
+    found = json.loads(output)
     assert found["directions"]["forward"]["sequences"] == 4 * 32
     for direction in found["directions"].values():
         estimates = {name: units["sequence"] for name, units in direction["estimates"].items()}
@@ -126,45 +135,19 @@ def test_the_noise_floor_is_rounding(models):
     assert policy.model.dtype == torch.float32
 
 
-def test_a_position_that_one_text_reaches_has_no_error(kl, tmp_path):
-    (tmp_path / "texts.txt").write_text("I saw\nIt was\nI saw this film last night.\n")
-    arguments = ("--texts", str(tmp_path / "texts.txt"), "--direction", "forward")
-    code, output, _ = kl(*arguments)
-    assert code == 0
-    assert re.search(r"^3-4\t2\t\S+\t-\t-\t\d+%$", output, re.MULTILINE)
-    told = json.loads(kl(*arguments, "--json")[1])["policies"][0]
-    first, *_, last = told["directions"]["forward"]["positions"]
-    assert first["se"] > 0
-    assert last["estimate"] > 0
-    assert last["se"] is last["low"] is last["high"] is None
-
-
-def test_two_policies_are_compared_in_pairs(kl, models):
-    code, output, _ = kl(*PROMPTS, "--json", policy=("first", "second"))
-    assert code == 0
-    found = json.loads(output)
-    first, second = (
-        p["directions"]["forward"]["estimates"]["Rao-Blackwell"]["sequence"] for p in found["policies"]
-    )
-    (pair,) = found["pairs"]
-    assert (pair["first"], pair["second"]) == (str(models / "first"), str(models / "second"))
-    difference = pair["differences"]["forward"]["sequence"]
-    assert difference["estimate"] == pytest.approx(first["estimate"] - second["estimate"])
-
-
 def test_a_model_compared_with_itself(kl):
-    code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=("reference",))
+    code, output, _ = kl(*PROMPTS, "--direction", "forward", policy="reference")
     assert code == 0
     assert re.search(r"^Rao-Blackwell\t0\t0\t0 to 0\t", output, re.MULTILINE)
-    assert not re.search("nan|reverse", output)  # no share of nothing
-    assert "NaN" not in kl(*PROMPTS, "--json", policy=("reference",))[1]
+    assert not re.search("nan|reverse", output)
+    assert "NaN" not in kl(*PROMPTS, "--json", policy="reference")[1]
 
 
 def test_names_are_text_in_the_terminal(kl, models):
     name = "<script>alert(1)<\x1b[2J\npolicy: fake"
     (models / name).parent.mkdir(exist_ok=True)
     shutil.copytree(models / "first", models / name)
-    code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=(name,))
+    code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=name)
     assert code == 0
     assert "\x1b" not in output
     assert len(re.findall("^policy: ", output, re.MULTILINE)) == 1
@@ -187,9 +170,9 @@ def test_half_of_a_surrogate_pair_is_no_text(models, kl, tmp_path):
 
 def test_conversations_take_the_tokenizers_template(kl, models):
     arguments = ("--max_new_tokens", "4", "--json", "--direction", "forward", "--completions_per_prompt", "2")
-    code, output, _ = kl("--prompts", "chat.jsonl", *arguments, policy=("chat",))
+    code, output, _ = kl("--prompts", "chat.jsonl", *arguments, policy="chat")
     assert code == 0
-    with_system = kl("--prompts", "chat.jsonl", *arguments, "--system", "Good.", policy=("chat",))[1]
+    with_system = kl("--prompts", "chat.jsonl", *arguments, "--system", "Good.", policy="chat")[1]
     assert with_system != output
 
 
@@ -236,9 +219,8 @@ def test_wrong_usage_ends_in_one_line(kl, arguments, message):
 @pytest.mark.parametrize(
     ("models_given", "message"),
     [
-        ({"policy": ("other",)}, "has another vocabulary than the policy: id 2 is"),
-        ({"policy": ("missing",)}, "missing does not exist"),
-        ({"policy": ("first", "first")}, "must differ"),
+        ({"policy": "other"}, "has another vocabulary than the policy: id 2 is"),
+        ({"policy": "missing"}, "missing does not exist"),
         ({"reference": "prompts.jsonl"}, "prompts.jsonl: cannot be loaded: "),
     ],
 )

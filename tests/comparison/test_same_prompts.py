@@ -44,7 +44,7 @@ def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys, monkeypat
     paths = [w for name in models for w in (f"--{name}", str(tmp_path / name))]
     assert main(["kl", *paths, "--prompts", file, "--max_new_tokens", "1", "--json"]) == 0
     output = capsys.readouterr().out
-    measured = json.loads(output)["policies"][0]["directions"]["forward"]
+    measured = json.loads(output)["directions"]["forward"]
     with torch.no_grad():
         by_hand = []
         for text in PROMPTS:

@@ -63,7 +63,7 @@ def test_score_weights_in_plain_loops():
 
 
 @pytest.mark.parametrize("baseline", [None, "leave_one_out"])
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "RaoBlackwellTokenValues"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_expected_gradient_is_that_of_the_discounted_credit(name, baseline):
     """Enumerated, by the definition: E sum_t [sum_{s>t} g^(s-t) KL_s grad log p(y_t) + grad KL_t]."""
     tokens, mask = CASE.sequences
@@ -101,8 +101,7 @@ def test_a_discount_is_refused_unless_a_bias_is_allowed(name):
         estimator.check_trainable()
     getattr(estimators, name)(discount=0.5, allow_biased=True).check_trainable()
     assert estimator.bias is not None
-    if name != "RaoBlackwellTokenValues":  # whose formula is that of its undiscounted form
-        assert "0.5^(s-t)" in estimator.formula
+    assert "0.5^(s-t)" in estimator.formula
 
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan")])

@@ -5,14 +5,20 @@ import torch
 
 from lit_klrb import estimators
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import EstimatorMemory
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    TiltedRaoBlackwell,
+)
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import token_stats
+from replication.to_come import RaoBlackwellTokenValues
 from replication.topk_rivals import TopKTruncated
 
 V, T, K, GROUPS, BETA = 13, 5, 3, 4, 0.3
-STATEFUL = ("TiltedRaoBlackwell", "RaoBlackwellTokenValues", "RaoBlackwellControlVariate")
+STATEFUL = (TiltedRaoBlackwell, RaoBlackwellTokenValues, RaoBlackwellControlVariate)
 
 
 class World:
@@ -57,9 +63,9 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("size", [V, None])
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_rollout_is_weighted_with_what_was_fitted_to_those_before_it(name, size):
-    world, estimator = World(), getattr(estimators, name)()
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_rollout_is_weighted_with_what_was_fitted_to_those_before_it(kind, size):
+    world, estimator = World(), kind()
     memory = EstimatorMemory(estimator, vocabulary_size=size)
     to_come = estimator.token_values_predict == "kl_to_come"
     values, sums = TokenValues(predicted=estimator.token_values_predict), EarlierRollouts()
@@ -68,7 +74,7 @@ def test_a_rollout_is_weighted_with_what_was_fitted_to_those_before_it(name, siz
         weights, (tokens, mask, rewards, stats), table = step(memory, world, seed)
         values.fit(size)
         assert table is values.table is None or torch.equal(table, values.table)
-        if name == "TiltedRaoBlackwell":
+        if kind is TiltedRaoBlackwell:
             expected = estimator.weights(stats, mask, rewards, beta=BETA, group_size=K)
         else:
             rows = stats, mask, rewards
@@ -122,10 +128,10 @@ def test_unseen_tokens_have_the_value_zero_and_the_table_grows():
     torch.testing.assert_close(whole.token_values[:10], memory.token_values)
 
 
-@pytest.mark.parametrize("name", [*STATEFUL, "RaoBlackwell"])
-def test_a_resumed_memory_goes_on_bit_for_bit(name):
-    settings = {"final_discount": 1.0} if name in ("RaoBlackwell", "RaoBlackwellTokenValues") else {}
-    estimator = getattr(estimators, name)(**({"discount": 0.2, "allow_biased": True} if settings else {}))
+@pytest.mark.parametrize("kind", [*STATEFUL, RaoBlackwell])
+def test_a_resumed_memory_goes_on_bit_for_bit(kind):
+    settings = {"final_discount": 1.0} if kind in (RaoBlackwell, RaoBlackwellTokenValues) else {}
+    estimator = kind(**({"discount": 0.2, "allow_biased": True} if settings else {}))
     world, memory = World(), EstimatorMemory(estimator, **settings)
     for seed in range(3):
         memory.progress = seed / 5 if settings else 0.0
@@ -176,7 +182,7 @@ def test_statistics_with_other_token_values_are_refused():
 
 
 def test_what_cannot_be_observed_is_refused():
-    world, memory = World(), EstimatorMemory(estimators.RaoBlackwellTokenValues())
+    world, memory = World(), EstimatorMemory(RaoBlackwellTokenValues())
     tokens, mask, rewards = world.rollout(0)
     stats = world.stats(tokens, None).detach()
     with pytest.raises(ConfigurationError, match="group_size: must be at least 2, as token values"):

@@ -10,9 +10,10 @@ from enumerated import Case, exact_gradient, rows_of
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import LossWeights, MonteCarlo, ReleasedMonteCarlo, ReleasedRaoBlackwell
-from lit_klrb.functional import other_prompts_baseline
+from replication.released import OtherPromptsMonteCarlo, OtherPromptsRaoBlackwell, other_prompts_baseline
 from replication.rivals import JamesSteinMonteCarlo
 
+KINDS = [(ReleasedMonteCarlo, OtherPromptsMonteCarlo), (ReleasedRaoBlackwell, OtherPromptsRaoBlackwell)]
 BETA = 0.4
 CASE = Case.random(contexts=2, vocab_size=2, max_length=2, seed=3)
 # The rewards of two prompts: the second has larger ones, and others
@@ -63,15 +64,13 @@ def bias_and_variance(estimator, off_policy=False):
     return mean - truth.flatten(), (chances @ (gradients - mean).square()).sum().item()
 
 
-@pytest.mark.parametrize("kind", [ReleasedMonteCarlo, ReleasedRaoBlackwell])
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize(
     ("mode", "off_policy"),
     [("none", False), ("clip", False), ("token", False), ("prefix", True), ("sequence", True)],
 )
-def test_it_is_unbiased_without_clipping_but_noisier(kind, mode, off_policy):
-    same, other = (
-        bias_and_variance(kind(off_policy=mode, other_prompts=flag), off_policy) for flag in (False, True)
-    )
+def test_it_is_unbiased_without_clipping_but_noisier(kinds, mode, off_policy):
+    same, other = (bias_and_variance(kind(off_policy=mode), off_policy) for kind in kinds)
     assert same[0].abs().max() < 1e-10
     assert other[0].abs().max() < 1e-10
     assert other[1] > 2 * same[1]
@@ -83,12 +82,9 @@ def test_the_baseline_of_james_and_stein_is_unbiased():
     assert shrunk[1] != pytest.approx(usual[1], rel=0.1)
 
 
-@pytest.mark.parametrize("kind", [ReleasedMonteCarlo, ReleasedRaoBlackwell])
-def test_clipping_is_biased_with_either_baseline(kind):
-    same, other = (
-        bias_and_variance(kind(off_policy="clip", other_prompts=flag), True)[0].norm()
-        for flag in (False, True)
-    )
+@pytest.mark.parametrize("kinds", KINDS)
+def test_clipping_is_biased_with_either_baseline(kinds):
+    same, other = (bias_and_variance(kind(off_policy="clip"), True)[0].norm() for kind in kinds)
     assert same > 0.01
     assert other > 0.01
     assert abs(same - other) > 0.01
@@ -109,7 +105,3 @@ def test_the_pairs_are_those_of_the_released_code(prompts, group_size):
 def test_what_has_no_such_pairs_is_refused():
     with pytest.raises(ConfigurationError, match=r"must divide the number of prompts .*, 3, got 2"):
         other_prompts_baseline(torch.zeros(6), 2)
-    with pytest.raises(
-        ConfigurationError, match=r"other_prompts: true needs baseline: leave_one_out, got None"
-    ):
-        ReleasedMonteCarlo(baseline=None, other_prompts=True)

@@ -5,8 +5,9 @@ import torch
 from enumerated import Case, exact_gradient, expected_batch_gradient, rows_of
 from torch.nn.functional import one_hot
 
-from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTokenValues
+from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.estimators.token_values import TokenValues
+from replication.to_come import RaoBlackwellTokenValues
 
 CASE = Case.random(contexts=2, vocab_size=3, max_length=4, seed=5)
 ROWS = torch.tensor([0, 7, 19, 30, 12, 4, 22, 9, 27])

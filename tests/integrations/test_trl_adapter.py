@@ -13,8 +13,8 @@ from lit_klrb.estimators import (
     EstimatorMemory,
     MonteCarlo,
     RaoBlackwell,
-    RaoBlackwellTokenValues,
     RaoBlackwellTopK,
+    TiltedRaoBlackwell,
 )
 from lit_klrb.functional import leave_one_out_baseline
 from lit_klrb.integrations import trl as adapter
@@ -179,8 +179,8 @@ def test_other_trainers_are_refused(changes, message):
 
 def test_distillation_with_token_values_is_refused_as_it_samples_one_completion_per_prompt():
     trainer = trainer_of_trl(teacher_model=object(), beta=1.0)
-    with pytest.raises(ConfigurationError, match="kl_estimator: RaoBlackwellTokenValues fits token values"):
-        adapter.check_trainer(trainer, EstimatorMemory(RaoBlackwellTokenValues(baseline=None)))
+    with pytest.raises(ConfigurationError, match="kl_estimator: TiltedRaoBlackwell fits token values"):
+        adapter.check_trainer(trainer, EstimatorMemory(TiltedRaoBlackwell(baseline=None)))
 
 
 def test_a_trainer_that_does_not_sample_is_refused():

@@ -19,11 +19,12 @@ from lit_klrb.integrations.trl_batches import WEIGHT, rewards_of, rollout_of, to
 from lit_klrb.integrations.trl_checkpoints import NAME
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules import RLOOModule
+from replication.to_come import RaoBlackwellTokenValues
 
 ANNEALED = estimators.RaoBlackwell(discount=0.2)
 STATEFUL = (
     estimators.TiltedRaoBlackwell(),
-    estimators.RaoBlackwellTokenValues(),
+    RaoBlackwellTokenValues(),
     estimators.RaoBlackwellControlVariate(),
 )
 
@@ -109,7 +110,7 @@ def trainer_in(folder, steps, estimator, **settings):
     policy, _ = models()
     policy.save_pretrained(folder / "policy")
     given = {"reward_funcs": lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]}
-    ours = ("final_discount", "final_forward_share", "prefix_reward_every", "reward_funcs")
+    ours = ("final_discount", "final_forward_share", "reward_funcs")
     given |= {name: settings.pop(name) for name in ours if name in settings}
     arguments = {
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,

@@ -12,8 +12,7 @@ from lightning import Trainer
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.estimators import EstimatorMemory, MonteCarlo
 from lit_klrb.modules import DPOModule, RLOOModule
-from lit_klrb.studies import CheckpointPair
-from replication.studies import PairGradientNoiseStudy
+from replication.studies import CheckpointPair, PairGradientNoiseStudy
 
 NOUNS = ("film", "movie", "thriller", "comedy", "drama", "plot", "cast", "acting")
 PROMPTS = [f"{start} {noun}" for start in ("The", "This", "What a") for noun in NOUNS]

@@ -341,7 +341,10 @@ def test_another_tokenizer_is_one_line(chain, tmp_path, capsys, arguments, teach
     [
         (["--kl.estimator", "RaoBlackwell"], "RaoBlackwell needs more than a served teacher sends"),
         (["--kl.estimator.support", "policy"], "RaoBlackwellTopK needs more than a served teacher sends"),
-        (["--kl.estimator", "RaoBlackwellTokenValues"], "RaoBlackwellTokenValues needs more than a served"),
+        (
+            ["--kl.estimator", "replication.to_come.RaoBlackwellTokenValues"],
+            "RaoBlackwellTokenValues needs more than a served",
+        ),
         (["--trainer.callbacks+=KLMonitor"], "trainer.callbacks: KLMonitor needs all logits of the teacher"),
         (["--trainer.callbacks+=lit_klrb.studies.GradientNoiseStudy"], "GradientNoiseStudy needs all logits"),
     ],

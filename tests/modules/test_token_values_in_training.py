@@ -13,6 +13,7 @@ from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.models.scoring import completion_logits
+from replication.to_come import RaoBlackwellTokenValues
 
 STEPS = 3
 
@@ -35,18 +36,18 @@ def trained(chain, tmp_path, estimator, change=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "off_policy"),
+    ("kind", "off_policy"),
     [
-        ("TiltedRaoBlackwell", "none"),
-        ("TiltedRaoBlackwell", "clip"),
-        ("TiltedRaoBlackwell", "prefix"),
-        ("RaoBlackwellControlVariate", "none"),
-        ("RaoBlackwellTokenValues", "none"),
-        ("RaoBlackwellTokenValues", "prefix"),
+        (estimators.TiltedRaoBlackwell, "none"),
+        (estimators.TiltedRaoBlackwell, "clip"),
+        (estimators.TiltedRaoBlackwell, "prefix"),
+        (estimators.RaoBlackwellControlVariate, "none"),
+        (RaoBlackwellTokenValues, "none"),
+        (RaoBlackwellTokenValues, "prefix"),
     ],
 )
-def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_path, name, off_policy):
-    estimator = getattr(estimators, name)(off_policy=off_policy)
+def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_path, kind, off_policy):
+    estimator = kind(off_policy=off_policy)
     module, seen = trained(chain, tmp_path, estimator)
     (_, nothing), *_, (experience, table) = seen
     assert nothing is None

@@ -9,7 +9,7 @@ from torch import nn
 from analysis.results.artifacts import read_studies
 from analysis.stats.gradient_noise import NoiseSnapshot
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
-from lit_klrb.studies import CheckpointPair
+from replication.studies import CheckpointPair
 from replication.studies.pair_gradients import PairGradientNoiseStudy, by_layer
 
 # The fitted control variate warns where one of few completions dominates.

@@ -5,14 +5,12 @@ import json
 import pytest
 import torch
 
-from lit_klrb.cli.main import main
 from lit_klrb.estimators import (
     K1Loss,
     K3LossSequence,
     MonteCarlo,
     RaoBlackwell,
     RaoBlackwellControlVariate,
-    RaoBlackwellTokenValues,
     TiltedRaoBlackwell,
 )
 from lit_klrb.functional import token_stats
@@ -23,7 +21,9 @@ from lit_klrb.functional.enumeration import (
     exact_objective,
     optimal_policy,
 )
+from replication.__main__ import main
 from replication.studies import PitfallsStudy
+from replication.to_come import RaoBlackwellTokenValues
 
 ESTIMATORS = [MonteCarlo(), RaoBlackwell(), K1Loss(allow_biased=True), K3LossSequence(allow_biased=True)]
 CONFIG = "replication/configs/studies/pitfalls.yaml"

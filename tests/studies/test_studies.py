@@ -12,13 +12,13 @@ from lit_klrb.estimators import (
     EstimatorMemory,
     MonteCarlo,
     RaoBlackwell,
-    RaoBlackwellTokenValues,
     TiltedRaoBlackwell,
 )
 from lit_klrb.models.loading import TOKEN_VALUES_KEY
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy, gradient_noise
 from lit_klrb.studies.gradient_noise import Task, policy_gradient
+from replication.to_come import RaoBlackwellTokenValues
 
 # The fitted control variate warns, as one of so few completions often dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")

@@ -10,7 +10,7 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, log_scale, looks, sheet
 from analysis.results.artifacts import GradientStudy
 from analysis.results.plan import Primary
-from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseSnapshot, compare_layers, compare_noise
+from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseSnapshot, compare_noise
 from analysis.stats.text import number, whole_percent
 
 
@@ -21,11 +21,6 @@ def gradient_noise(assessment: Assessment) -> Section | None:
     measured = [_Measured(artifact, run.cell.title, sweep.plan.primary) for run, artifact in studies]
     if not measured:
         return None
-    layers = {
-        one.prefix + label: {f"{f.layer} {f.term} {f.estimator}": [f.ratio, f.p, f.p_adjusted] for f in found}
-        for one in measured
-        for label, found in one.layers.items()
-    }
     return Section(
         "gradient_noise",
         "Noise of the gradients",
@@ -36,12 +31,10 @@ def gradient_noise(assessment: Assessment) -> Section | None:
         ],
         figures=[_figure(one) for one in measured if one.findings],
         tables=[_absolute(one) for one in measured],
-        details=[table for one in measured for table in _by_layer(one)],
         numbers={
             "findings": [_numbers(one, finding) for one in measured for finding in one.findings],
             "absolute": [row for one in measured for row in _absolute_numbers(one)],
-        }
-        | ({"layers": layers} if layers else {}),
+        },
         exploratory=True,
     )
 
@@ -53,7 +46,6 @@ class _Measured:
         names: The estimators.
         control: The one with which the others are compared.
         findings: The comparisons.
-        layers: Label of a snapshot -> the comparisons of each layer, if these were recorded.
         prefix: What distinguishes its tables and figures from those of other artifacts.
     """
 
@@ -64,44 +56,17 @@ class _Measured:
         self.control = primary.control if primary.control in self.names else self.names[0]
         self.snapshots = [NoiseSnapshot(one.step, one.gram, self.names) for one in artifact.snapshots]
         self.findings = compare_noise(self.snapshots, self.control, primary.alpha)
-        self.layers = {
-            one.label: compare_layers(one.layers, self.names, self.control)
-            for one in artifact.snapshots
-            if one.layers
-        }
 
 
 def _description(measured: _Measured) -> str:
-    """What the gradients are of: batches, and the policies of one run or of checkpoints."""
+    """What the gradients are of: batches, and the policies of one run."""
     artifact = measured.artifact
     pooled = artifact.prompts * artifact.snapshots[0].completions
-    listed = "; ".join(f"{one.step}: {one.label}" for one in artifact.snapshots)
     return (
         f"{measured.prefix}tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} "
         f"completions, over {artifact.batches} batches of different prompts and completions, the same for "
-        "all estimators. "
-    ) + (
-        f"The policies are those of checkpoints, numbered as steps ({listed})."
-        if measured.layers
-        else f"The policy is that of one run ({measured.title}) at the given steps."
+        f"all estimators. The policy is that of one run ({measured.title}) at the given steps."
     )
-
-
-def _by_layer(measured: _Measured) -> list[Table]:
-    return [
-        Table.of(
-            f"{measured.prefix}{label}: variance of each layer's gradient relative to "
-            f"{measured.control}, from disjoint pairs of batches. p: exact sign flips, corrected "
-            "over this table.",
-            found,
-            ("Layer", lambda row: row.layer),
-            ("Gradient of", lambda row: row.term),
-            ("Estimator", lambda row: row.estimator),
-            ("Ratio", lambda row: row.ratio),
-            ("p (corrected)", lambda row: number(row.p_adjusted, 2)),
-        )
-        for label, found in measured.layers.items()
-    ]
 
 
 def _numbers(measured: _Measured, finding: NoiseFinding) -> dict[str, Any]:

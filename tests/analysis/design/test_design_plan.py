@@ -1,12 +1,11 @@
 """The plan file, its checks, and the cells and seeds it expands to."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import yaml
 
-from analysis.design import expand, read_plan, with_source
+from analysis.design import expand, read_plan
 from analysis.design.cells import cell_seed
 from lit_klrb.errors import ConfigurationError
 
@@ -217,19 +216,6 @@ def test_the_grid_starts_only_from_the_stages_it_needs(plan):
         ("reference_path: sft, model.", "x: dpo, model."),
     )
     assert through.starting_points == ["sft", "dpo"]
-
-
-def test_a_plan_on_another_corpus_has_a_name_and_a_directory_of_its_own():
-    plan = read_plan(Path("configs/demo/sweep.yaml"))
-    other = with_source(plan, "/data/tweets.jsonl")
-    assert other.name == "demo on tweets"
-    assert other.directory == "runs/demo-tweets"
-    assert other.setting.startswith("on tweets, in place of the data of the plan demo: a toy")
-    assert all(stage.overrides["data.source"] == "/data/tweets.jsonl" for stage in other.stages.values())
-    assert "data.source" not in plan.stages["sft"].overrides
-    assert other.grid == plan.grid
-    cells = {cell.id for cell in expand(plan).cells} & {cell.id for cell in expand(other).cells}
-    assert not cells
 
 
 SHORT = """

@@ -18,6 +18,7 @@ from analysis.results.plan import Block
 from analysis.stats import Rules, compare
 from analysis.stats.matching import distinct_blocks, match, start_of, warm_starts
 from analysis.stats.text import signed
+from replication.__main__ import main as replication
 
 LIFT = {"RaoBlackwell": 0.4}
 
@@ -62,7 +63,7 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
     assert "policy = dpo-1" in text
     assert f"all, block dpo-1 {signed(means[1])}" in text
     assert main(["verify", str(runs)]) == 0
-    assert main(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
+    assert replication(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
     assert main(["verify", str(tmp_path / "shared")]) == 0
 
 

@@ -12,6 +12,7 @@ from synthetic import diverge, fail, write_sweep
 from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.results import layout
+from replication.__main__ import main as replication
 
 DESIGN = {"replicates": 2, "betas": {0: 0.1}}
 
@@ -22,7 +23,7 @@ def runs(tmp_path):
 
 
 def publish(runs, output):
-    return main(["publish", str(runs), "--output", str(output)])
+    return replication(["publish", str(runs), "--output", str(output)])
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_every_command_reads_an_archive_compressed_or_not(published, runs, capsy
     plain = unpack(published)
     assert main(["verify", str(published)]) == 0
     assert main(["compare", str(published), str(runs)]) == 0
-    assert main(["report", str(published)]) == 0
+    assert replication(["report", str(published)]) == 0
     assert (published / "results.json").read_bytes() == numbers
     assert publish(published, published) == 0
     assert (published / "results.jsonl.xz").read_bytes() == packed

@@ -59,24 +59,17 @@ def test_a_replicate_with_a_diverged_run_is_left_out(tmp_path):
     assert len(replicate_means(load_sweep(directory), "MonteCarlo", [0.05])) == 4
 
 
-def test_the_command_prints_both_sweeps_and_that_they_are_unpaired(sweeps, tmp_path, capsys):
-    first, second = map(str, sweeps)
-    assert main(["compare", first, second, "--output", str(tmp_path / "page.html")]) == 0
+def test_the_command_prints_both_sweeps_and_that_they_are_unpaired(sweeps, capsys):
+    assert main(["compare", *map(str, sweeps)]) == 0
     text = capsys.readouterr().out
     assert "The runs of two sweeps are not matched" in text
     row = next(line for line in text.splitlines() if line.startswith("K3Loss"))
     assert "0.1, 0.2" in row
-    assert "K3Loss" in (tmp_path / "page.html").read_text()
 
 
-def test_invalid_comparisons_are_refused(sweeps, tmp_path, capsys):
-    first, second = sweeps
-    assert main(["compare", str(first), str(first)]) == 2
+def test_a_sweep_is_not_compared_with_itself(sweeps, capsys):
+    assert main(["compare", str(sweeps[0]), str(sweeps[0])]) == 2
     assert "are the same directory; two sweeps are expected" in capsys.readouterr().err
-    link = tmp_path / "page.html"
-    link.symlink_to(tmp_path / "elsewhere")
-    assert main(["compare", str(first), str(second), "--output", str(link)]) == 2
-    assert "is a link or not a file" in capsys.readouterr().err
 
 
 def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path):

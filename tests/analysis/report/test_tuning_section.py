@@ -17,6 +17,7 @@ from analysis.results.records import read_run
 from analysis.stats import Rules, compare
 from analysis.stats.matching import match
 from analysis.stats.primary import regret_variance, resampled, tuned_arms
+from replication.__main__ import main as replication
 
 BETAS = {0: 0.1, 1: 0.3}
 RATES = [1e-4, 2e-4, 4e-4]
@@ -65,7 +66,7 @@ def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
     numbers = json.loads((tmp_path / "results.json").read_text())["sections"]["tuning"]
     assert {arm: numbers[arm]["chosen"] for arm in ESTIMATORS} == BEST
     assert main(["verify", str(tmp_path)]) == 0
-    assert main(["publish", str(tmp_path), "--output", str(tmp_path / "shared")]) == 0
+    assert replication(["publish", str(tmp_path), "--output", str(tmp_path / "shared")]) == 0
     assert main(["verify", str(tmp_path / "shared")]) == 0
 
 

@@ -1,4 +1,4 @@
-"""Pairs of a policy and a reference, and what all studies of such pairs have in common."""
+"""Studies of pairs of a policy and a reference, such as checkpoints, without a training run."""
 
 import time
 from abc import ABC, abstractmethod
@@ -27,10 +27,8 @@ from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward
 from lit_klrb.rollouts.pair import Loaded, Pair
-from lit_klrb.studies.base import Study
-
-# Prompts per forward pass.
-_PROMPTS_PER_PASS = 4
+from lit_klrb.studies.estimation import PROMPTS_PER_PASS
+from replication.studies.base import Study
 
 
 class Sample(NamedTuple):
@@ -171,8 +169,8 @@ def sample_completions(
     With the time of the log-probabilities of the sampled tokens alone, which are then computed, too.
     """
     rollouts, parts, seconds = [], [], dict[str, float]()
-    for first in range(0, len(batch["tokens"]), _PROMPTS_PER_PASS):
-        rows, before = slice(first, first + _PROMPTS_PER_PASS), first * sampling.completions_per_prompt
+    for first in range(0, len(batch["tokens"]), PROMPTS_PER_PASS):
+        rows, before = slice(first, first + PROMPTS_PER_PASS), first * sampling.completions_per_prompt
         some = {name: value[rows] for name, value in batch.items() if isinstance(value, Tensor)}
         with timed(seconds, "sampling"):
             rollout = pair.sample(some, sampling, seed=seed, rows_before=before)

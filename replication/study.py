@@ -1,31 +1,36 @@
-"""`python -m lit_klrb study`: measurements of checkpoints, without training."""
+"""`python -m replication study`: measurements of checkpoints, without training."""
 
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
+import replication.studies  # noqa: F401  their classes are what short names in a config resolve to
 from lit_klrb import schema
 from lit_klrb.callbacks.recorder import versions
+from lit_klrb.cli.check import check
 from lit_klrb.cli.door import Door, OneLineParser
-from lit_klrb.cli.mistakes import quiet
+from lit_klrb.cli.mistakes import ending_of, quiet
 from lit_klrb.errors import check_at_least
 from lit_klrb.files import write_atomically
 from lit_klrb.run.directory import RunDirectory, check_named, run_id
-from lit_klrb.studies.base import Study
+from replication.studies.base import Study
 
 
 def parser() -> OneLineParser:
     """The parser of the command's options."""
     command = OneLineParser(
-        prog="python -m lit_klrb study",
+        prog="python -m replication study",
         parser_mode="omegaconf",
         description="Measure estimators on checkpoints. A stopped study can be resumed.",
-        epilog="example: python -m lit_klrb study --config configs/studies/estimation.yaml --study.prompts 9",
+        epilog="example: python -m replication study --config replication/configs/studies/estimation.yaml",
     )
     command.add_argument("--config", action="config", help="a configuration file")
     command.add_argument("--seed_everything", type=int, default=0, help="seed of all random numbers")
@@ -85,3 +90,22 @@ def _result(folder: Path, name: str, run: Callable[[], Any]) -> Any:
         print(name, flush=True)
         write_atomically(path, json.dumps(run()) + "\n")
     return json.loads(path.read_bytes())
+
+
+def check_requests() -> None:
+    """Answer command lines on standard input as `python -m lit_klrb check` does, those of studies too."""
+    quiet()
+    requests: list[list[str]] = json.load(sys.stdin)
+    made: dict[Path, Any] = {}
+    with redirect_stdout(StringIO()) as said:  # standard output is for the answers
+        answers = [_checked(line[1:]) if line[0] == "study" else check(line, made) for line in requests]
+    sys.stderr.write(said.getvalue())
+    json.dump(answers, sys.stdout)
+
+
+def _checked(argv: Sequence[str]) -> dict[str, Any]:
+    try:
+        parse(argv)
+    except Exception as error:
+        return {"error": str(ending_of(error, {}) or f"{type(error).__name__}: {error}")}
+    return {"module": None, "estimator": None, "evaluation": {}}

@@ -1,16 +1,16 @@
 """The study of estimates: against exact values on enumerated models, and on checkpoints."""
 
+import io
 import json
 import math
 
 import pytest
 import torch
 
-from lit_klrb.cli import study
-from lit_klrb.cli.main import main
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
-from lit_klrb.studies import CheckpointPair, PairEstimationStudy
-from replication.studies import EnumerablePair
+from replication import study
+from replication.__main__ import main
+from replication.studies import CheckpointPair, EnumerablePair, PairEstimationStudy
 
 # The fitted control variate warns where one of few completions dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
@@ -117,3 +117,21 @@ def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, m
         assert all(math.isfinite(value) for value in one["independent"]["mean"])
         assert torch.tensor(one["values"]["rb"]).shape == (3, 4)
     assert main(["study", "--config", str(tmp_path / "config.yaml"), "--study.pairs", "[]"]) == 2
+
+
+def test_a_study_is_checked_without_being_run(monkeypatch, capsys, tmp_path):
+    argv = [
+        "study",
+        "--config",
+        "replication/configs/studies/pitfalls.yaml",
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
+    requests = [argv, [*argv, "--study.completions", "3"], [*argv, "--study.policy", "3"]]
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(requests)))
+    assert main(["check"]) == 0
+    right, odd, misspelt = json.loads(capsys.readouterr().out)
+    assert right == {"module": None, "estimator": None, "evaluation": {}}
+    assert "completions: must be even, got 3" in odd["error"]
+    assert misspelt["error"] == "unknown key study.init_args.policy (did you mean policies?)"
+    assert not list(tmp_path.iterdir())
