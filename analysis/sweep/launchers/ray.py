@@ -4,13 +4,15 @@ Ray only schedules cells: a task runs its cell once, and the coordinator decides
 with every launcher.
 """
 
+import pickle
+import platform
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from analysis.sweep.job import FAILED, MISPLACED, Job
 from analysis.sweep.launchers import Exit, Options
-from analysis.sweep.launchers.local import run_forked
 from lit_klrb.errors import ConfigurationError, brief
 
 
@@ -18,7 +20,7 @@ class RayLauncher:
     """Runs one Ray task per cell.
 
     Every Ray worker has a server with the libraries imported, from which its cells are forked. A node that
-    cannot run cells, as it lacks the directory or has other software, is given one and then no more.
+    cannot run cells, as it lacks the directory or the packages, or has others, is given one and then no more.
 
     Args:
         options: The address is auto or host:port of a running cluster; None starts one on this machine.
@@ -41,7 +43,7 @@ class RayLauncher:
         where = {"address": options.address} if options.address else {"address": "local", **own}
         ray.init(log_to_driver=False, logging_level="ERROR", **where)
         self._ray: Any = ray
-        self._run = ray.remote(num_cpus=options.threads, max_retries=0)(_on_node)
+        self._run = ray.remote(num_cpus=options.threads, max_retries=0)(_task())
         self.slots = options.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // options.threads)
         self._threads = options.threads
         self._running: dict[Any, str] = {}
@@ -61,7 +63,7 @@ class RayLauncher:
             if all(node in self._unfit or size < self._threads for node, size in sizes.items()):
                 raise OSError("no node of the cluster can run it")
             run = run.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(self._unfit))})"})
-        self._running[run.remote(elsewhere)] = job.cell.id
+        self._running[run.remote(pickle.dumps(elsewhere))] = job.cell.id
 
     def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""
@@ -93,9 +95,22 @@ class RayLauncher:
         self._ray.shutdown()
 
 
-def _on_node(job: Job) -> tuple[int, str, str]:
-    """Run a cell; return its exit code, why, and Ray's name of the node."""
-    import ray
+def _task() -> Callable[[bytes], tuple[int, str, str]]:
+    """What runs a pickled job on a node, and returns its exit code, why, and Ray's name of the node.
 
-    code, reason = run_forked(job)
-    return code, reason, ray.get_runtime_context().get_node_id()
+    It is local, as Ray sends only such functions as they are, also to a node that lacks this package.
+    """
+
+    def on_node(payload: bytes) -> tuple[int, str, str]:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        try:
+            from analysis.sweep.launchers.local import run_forked
+
+            job = pickle.loads(payload)
+        except (ImportError, AttributeError) as error:
+            return MISPLACED, f"{platform.node()} cannot start cells: {error}", node
+        return *run_forked(job), node
+
+    return on_node

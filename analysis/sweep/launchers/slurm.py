@@ -1,13 +1,15 @@
 """Runs each cell as a job of SLURM, on nodes that share the sweep's directory.
 
-SLURM only schedules cells, as with every launcher. A job writes its exit code to a file of the sweep's
-directory; one that is neither in the queue nor has such a file was lost.
+SLURM only schedules cells, as with every launcher. A job writes its exit code and its node to a file of the
+sweep's directory; one that is neither in the queue nor has such a file was lost. A node that cannot run them,
+as it has no such directory, no packages or other versions, gets no more.
 """
 
 import base64
 import getpass
 import os
 import pickle
+import re
 import secrets
 import shlex
 import shutil
@@ -16,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from analysis.sweep.job import FAILED, Job, misplaced_exit, run_job
+from analysis.sweep.job import FAILED, MISPLACED, Job, misplaced_exit, run_job
 from analysis.sweep.launchers import Exit, Options
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
@@ -26,6 +28,8 @@ FOLDER = ".slurm"
 SLOTS = 100
 # Seconds between looks for exit codes, and between questions for lost jobs.
 LOOK, ASK = 0.3, 15.0
+# What a job prints once its node has found the directory and the packages.
+STARTED = "started"
 
 
 class SlurmLauncher:
@@ -50,6 +54,8 @@ class SlurmLauncher:
         # Cell -> its job's number, the file of its exit code, and how often the queue was without it
         self._running: dict[str, tuple[str, Path]] = {}
         self._missed: dict[str, int] = {}
+        # Given by the options, and found
+        self._unfit = set(re.findall(r"(?:^|\s)(?:--exclude[= ]|-x ?)(\S+)", options.slurm))
         self._asked, self._pause = time.monotonic(), ASK
 
     def submit(self, job: Job) -> None:
@@ -59,7 +65,8 @@ class SlurmLauncher:
         payload = base64.b64encode(pickle.dumps(job)).decode()
         words = [sys.executable, "-m", "analysis.sweep.launchers.slurm", payload, str(path)]
         command = ["sbatch", "--parsable", f"--job-name={job.cell.stage}", f"--output={path}.out"]
-        done = _slurm([*command, *self._options], f"#!/bin/sh\nexec {shlex.join(words)}\n")
+        without = [f"--exclude={','.join(sorted(self._unfit))}"] if self._unfit else []
+        done = _slurm([*command, *self._options, *without], f"#!/bin/sh\nexec {shlex.join(words)}\n")
         if done.returncode != 0:
             raise OSError(" ".join(done.stderr.split()))
         self._running[job.cell.id] = done.stdout.partition(";")[0].strip(), path
@@ -94,7 +101,9 @@ class SlurmLauncher:
         found = []
         for cell_id, (_, path) in self._running.items():
             if path.exists():
-                code, _, reason = path.read_text().partition(" ")
+                code, node, reason = path.read_text().split(" ", 2)
+                if int(code) == MISPLACED:
+                    self._unfit.add(node)
                 found.append(Exit(cell_id, int(code), reason))
         return found
 
@@ -108,13 +117,18 @@ class SlurmLauncher:
             return []  # SLURM itself is not there, its jobs may be
         queue, lost = set(done.stdout.split()), []
         for cell_id, (job, path) in self._running.items():
-            self._missed[cell_id] = 0 if job in queue else self._missed.get(cell_id, 0) + 1
+            there = job in queue or path.exists()
+            self._missed[cell_id] = 0 if there else self._missed.get(cell_id, 0) + 1
             if self._missed[cell_id] == 2:
                 out = path.with_suffix(".out")
-                words = out.read_text(errors="replace").split("\n")[-3:] if out.exists() else []
-                lost.append(
-                    Exit(cell_id, FAILED, " ".join([f"SLURM's job {job} ended without a result", *words]))
-                )
+                lines = out.read_text(errors="replace").splitlines() if out.exists() else []
+                if STARTED not in lines and (node := _node_of(job)):
+                    self._unfit.add(node)
+                    words = lines[-1] if lines else f"it writes nothing to {path.parent}"
+                    lost.append(Exit(cell_id, MISPLACED, f"{node} cannot start cells: {words}"))
+                    continue
+                words = " ".join(lines[-3:])
+                lost.append(Exit(cell_id, FAILED, f"SLURM's job {job} ended without a result {words}"))
         return lost
 
 
@@ -122,9 +136,17 @@ def _slurm(command: list[str], text: str = "") -> "subprocess.CompletedProcess[s
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
+def _node_of(job: str) -> str | None:
+    """The node that a job was started on; None if it was on none, or SLURM has forgotten it."""
+    found = re.search(r" NodeList=([\w.-]+)", _slurm(["scontrol", "--oneliner", "show", "job", job]).stdout)
+    return found[1] if found else None
+
+
 def main(payload: str, path: str) -> None:
     """Run a job on the node that SLURM chose, and write its exit code."""
     job: Job = pickle.loads(base64.b64decode(payload))
+    print(STARTED, flush=True)
+    node = os.environ["SLURMD_NODENAME"]
     code, reason = misplaced_exit(job) or (FAILED, "")
     if not reason:
         for library in ("OMP", "MKL", "OPENBLAS"):
@@ -134,7 +156,7 @@ def main(payload: str, path: str) -> None:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else FAILED
     if Path(path).parent.exists():  # where the sweep's directory is not shared, nobody would read it
-        write_atomically(Path(path), f"{code} {reason}")
+        write_atomically(Path(path), f"{code} {node} {reason}")
 
 
 if __name__ == "__main__":

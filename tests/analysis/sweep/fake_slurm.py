@@ -1,6 +1,7 @@
-"""Stand-ins for sbatch, squeue and scancel: a job is a process, whose number is its own.
+"""Stand-ins for commands of SLURM: a job is a process, whose number is its own.
 
-Jobs that a test lists in `lost` beside them die without an exit code.
+Jobs that a test lists in `lost` beside them die without an exit code. All run on the node `two` if they may,
+where they begin with the lines of `unfit`.
 """
 
 import contextlib
@@ -21,8 +22,10 @@ def sbatch(*options):
     script = sys.stdin.read()
     if lost.exists():
         lost.unlink()
-        script = "#!/bin/sh\necho slurmstepd: killed; exit 1\n"
-    environment = os.environ | {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "1"}
+        script = "#!/bin/sh\necho started; echo slurmstepd: killed; exit 1\n"
+    if "--exclude=two" not in options and (PLACE / "unfit").exists():
+        script = (PLACE / "unfit").read_text() + script
+    environment = os.environ | {"SLURM_NTASKS": "2", "SLURMD_NODENAME": "two", "OUTPUT": output}
     with open(output, "w") as out:
         job = subprocess.Popen(["/bin/sh", "-c", script], stdout=out, stderr=out, env=environment)
     print(f"{job.pid};cluster")
@@ -31,6 +34,10 @@ def sbatch(*options):
 def squeue(*_):
     for process in Path("/proc").glob("[0-9]*"):
         print(process.name)
+
+
+def scontrol(*_):
+    print("JobId=1 NodeList=two")
 
 
 def scancel(*words):

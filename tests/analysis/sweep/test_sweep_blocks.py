@@ -13,11 +13,8 @@ STAGES = ("dpo-a", "dpo-b", "dpo-c")
 def test_every_block_runs_from_its_own_warm_start(project):
     inputs = {"model.init_args.reference_path": "sft"}
     warm = {name: {"config": "plan_dpo.yaml", "inputs": inputs} for name in STAGES}
-    stages = {
-        "sft": {"config": "plan_sft.yaml"},
-        **warm,
-        "rloo": {"config": "plan_rloo.yaml", "inputs": inputs},
-    }
+    stages = {"sft": {"config": "plan_sft.yaml"}, **warm}
+    stages["rloo"] = {"config": "plan_rloo.yaml", "inputs": inputs}
     blocks = {name: {"inputs": {"model.init_args.policy_path": name}} for name in STAGES}
     blocks["dpo-c"]["overrides"] = {"lr": 0.5}
     path = project.write(stages=stages, grid={"replicates": 3, "blocks": blocks})

@@ -32,15 +32,10 @@ def test_a_later_attempt_replaces_what_came_after_its_first_step(tmp_path):
     assert stitched["val/kl"] == {"step": [1, 3], "value": [9.0, 90.0]}
 
 
-def test_values_that_are_not_finite_become_none(tmp_path):
-    stitched = write(tmp_path, {"attempt_0.csv": "step,train/loss\n0,nan\n1,-inf\n2,1e-05\n"})
-    assert stitched == {"train/loss": {"step": [0, 1, 2], "value": [None, None, 1e-05]}}
-
-
-def test_values_of_curves_have_six_digits(tmp_path):
-    text = "step,train/loss,val/kl\n1,0.30000001192092896,1234567.8\n2,1e-05,0.12345678\n"
+def test_values_of_curves_have_six_digits_or_are_none_if_not_finite(tmp_path):
+    text = "step,train/loss,val/kl\n1,0.30000001192092896,1234567.8\n2,1e-05,0.12345678\n3,nan,-inf\n"
     found = write(tmp_path, {"attempt_0.csv": text})
-    assert [curve["value"] for curve in found.values()] == [[0.3, 1e-05], [1234570.0, 0.123457]]
+    assert [curve["value"] for curve in found.values()] == [[0.3, 1e-05, None], [1234570.0, 0.123457, None]]
 
 
 def test_a_metrics_file_without_an_attempt_is_refused(tmp_path):
@@ -103,9 +98,7 @@ def test_completions_of_the_newest_evaluation_are_published(tmp_path, cells):
     assert found[1] == {"text_at_start": 'a, "1"', "reward_at_start": 1.5, "text": "b" * 1000, "reward": None}
 
 
-def test_rewards_and_kls_of_the_prompts_are_published_with_four_digits_unless_the_run_diverged(
-    tmp_path, cells
-):
+def test_rewards_and_kls_of_prompts_are_published_with_four_digits_unless_diverged(tmp_path, cells):
     summary = {"state": "done", "final": {"reward": 1.0, "kl": 2.0}, "versions": {}}
     assert "prompts" not in harvest(cells[0], tmp_path, summary)
     (tmp_path / "evaluation.csv").write_text("prompt,reward,kl,length\n0,-0.123456,1e-07,3\n1,12345.6,2,4\n")

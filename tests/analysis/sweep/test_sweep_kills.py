@@ -54,8 +54,7 @@ def hunt(project, *, workers, kills, grid, seconds, seed):
     plan = project.write(**keys)
     # Spread over the sweep: the next kill is due when so many cells are published.
     due = [index * (len(project.results("reference")) - workers) // kills for index in range(kills)]
-    done = 0
-    code = None
+    done, code = 0, None
     while code != 0:
         process = project.start("sweep", "--config", plan, "--workers", workers)
         while done < kills and process.poll() is None:

@@ -88,11 +88,8 @@ def test_a_change_is_recorded_with_the_number_of_published_results(locked, runs)
         "plan.primary.alpha: 0.05 -> 0.01",
         "configs.rloo.seconds: 0 -> 1",
     ]
-    keys = {
-        "rloo": {"seconds": 1},
-        "primary": {"control": "MonteCarlo", "alpha": 0.01},
-        "grid": {"replicates": 3},
-    }
+    keys = {"rloo": {"seconds": 1}, "primary": {"control": "MonteCarlo", "alpha": 0.01}}
+    keys |= {"grid": {"replicates": 3}}
     altered, unchanged = locked(record=False, **keys)
     assert (altered, unchanged) == (told, first)
     altered, second = locked(**keys)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from sweep_project import HERE, kill_session, session, wait_until
 
+import analysis
+
 pytest.importorskip("ray")
 
 # Ray's servers take seconds to start and print warnings.
@@ -98,9 +100,10 @@ def test_a_killed_driver_is_followed_by_the_same_command(project, reference):
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs mounts that one process sees")
-@pytest.mark.parametrize("other", ["folder", "version"])
+@pytest.mark.parametrize("other", ["folder", "package", "version"])
 def test_a_node_of_another_kind_is_given_no_cells(project, reference, tmp_path, other):
-    mount = f"mount -t tmpfs none {tmp_path / 'plan'}"
+    hidden = {"folder": tmp_path / "plan", "package": Path(analysis.__file__).parent}
+    mount = f"mount -t tmpfs none {hidden.get(other)}"
     if other == "version":
         (path,) = Path(distribution("tokenizers").locate_file("")).glob("tokenizers-*.dist-info/METADATA")
         changed = tmp_path / "METADATA"

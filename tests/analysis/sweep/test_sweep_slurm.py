@@ -1,6 +1,7 @@
 """Cells as jobs of SLURM, with stand-ins for its commands: the same results as with the local launcher."""
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,10 +21,14 @@ def cluster(project):
     folder = project.directory / "bin"
     folder.mkdir()
     source = f"#!{sys.executable}\n" + (HERE / "fake_slurm.py").read_text()
-    for name in ("sbatch", "squeue", "scancel"):
+    for name in ("sbatch", "squeue", "scancel", "scontrol"):
         (folder / name).write_text(source)
         (folder / name).chmod(0o755)
-    project.environment |= {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])}
+    site = project.directory / "sitecustomize.py"  # the launcher asks every fifteen seconds
+    site.write_text("import analysis.sweep.launchers.slurm as slurm\nslurm.ASK = 0.2\n")
+    paths = os.pathsep.join([str(project.directory), project.environment["PYTHONPATH"]])
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    project.environment |= {"PATH": path, "PYTHONPATH": paths}
     return folder
 
 
@@ -54,15 +59,33 @@ def test_a_stop_saves_and_the_next_sweep_resumes(project, cluster):
     assert sum("resumed" in log for log in logs) == 2
 
 
-def test_a_lost_job_is_noticed_and_run_again(project, cluster, monkeypatch):
+def test_a_lost_job_is_noticed_and_run_again(project, cluster):
     (cluster / "lost").touch()
-    site = project.directory / "sitecustomize.py"  # the launcher asks every fifteen seconds
-    site.write_text("import analysis.sweep.launchers.slurm as slurm\nslurm.ASK = 0.2\n")
-    paths = os.pathsep.join([str(project.directory), project.environment["PYTHONPATH"]])
-    plan = project.write(grid=SMALL)
-    code, output = project.run("sweep", "--config", plan, "--launcher", "slurm", PYTHONPATH=paths)
+    code, output = project.run("sweep", "--config", project.write(grid=SMALL), "--launcher", "slurm")
     assert code == 0, output
-    assert "ended without a result slurmstepd: killed" in output
+    assert "ended without a result started slurmstepd: killed" in output
+
+
+@pytest.mark.parametrize(
+    ("unfit", "reason"),
+    {
+        "exec /no/python": "two cannot start cells: .*not found",
+        'rm "$OUTPUT"; exit 1': "two cannot start cells: it writes nothing to .*",
+        "export PYTHONPATH=other:$PYTHONPATH": ".* has other software than .*: code .*",
+    }.items(),
+    ids=["package", "folder", "software"],
+)
+def test_a_node_that_cannot_run_cells_is_named_once_and_costs_no_attempt(project, cluster, unfit, reason):
+    (project.directory / "other").mkdir()
+    (project.directory / "other" / "fake_job.py").write_text("")
+    (cluster / "unfit").write_text(f"{unfit}\n")
+    code, output = project.run("sweep", "--config", project.write(grid=SMALL), "--launcher", "slurm")
+    assert code == 0, output
+    (line,) = [line for line in output.splitlines() if "run elsewhere" in line]
+    assert re.fullmatch(f"{reason}; its cells run elsewhere", line)
+    assert "run again" not in output
+    submitted = (cluster / "submitted").read_text().splitlines()
+    assert ["--exclude=two" in line for line in submitted] == [False, True, True, True, True]
 
 
 def test_what_cannot_be_is_refused_in_one_line(monkeypatch, tmp_path, project):
@@ -71,5 +94,7 @@ def test_what_cannot_be_is_refused_in_one_line(monkeypatch, tmp_path, project):
         launcher("slurm")(Options(None, 1, "fake_job", tmp_path))
     with pytest.raises(ConfigurationError, match="--launcher none: one of local, ray, slurm expected"):
         launcher("none")
-    code, output = project.run("sweep", "--config", project.write(), "--slurm=--mem=1G")
-    assert (code, output.strip()) == (2, "error: --slurm --mem=1G needs --launcher slurm")
+    for option, needed in {"--slurm=--mem=1G": "slurm", "--address=auto": "ray"}.items():
+        code, output = project.run("sweep", "--config", project.write(), option)
+        message = f"error: {option.replace('=', ' ', 1)} needs --launcher {needed}"
+        assert (code, output.splitlines()[-1]) == (2, message)

@@ -67,10 +67,8 @@ def test_a_kill_at_any_step_leaves_a_complete_result_or_none(store, monkeypatch,
     monkeypatch.undo()
     assert os.WTERMSIG(status) == signal.SIGKILL
 
-    published = store.result(ID)
-    assert (published is None) == (
-        (name, moment) in {("fsync", "before"), ("fsync", "after"), ("link", "before")}
-    )
+    early = (name, moment) in {("fsync", "before"), ("fsync", "after"), ("link", "before")}
+    assert (store.result(ID) is None) == early
     assert store.publish(RESULT)
     assert store.result(ID)["final"] == RESULT["final"]
     store.tidy()

@@ -64,7 +64,4 @@ def test_a_failing_import_is_an_error_of_the_cells_and_not_of_the_server(project
 def test_warming_ignores_all_failures():
     for module in ("no_such_module", ""):
         command = [sys.executable, "-c", f"import {warm.__name__}"]
-        assert (
-            subprocess.run(command, env=os.environ | {WARM: f"{os.getpid()} {module}"}, check=True).returncode
-            == 0
-        )
+        subprocess.run(command, env=os.environ | {WARM: f"{os.getpid()} {module}"}, check=True)
