@@ -56,7 +56,10 @@ def kill_sweep(number: int, kills: int, whole: Path) -> Outcome:
     plan = write_plan(folder, directory)
     while outcome.kills < kills and not outcome.problems:
         with _start(plan, workers, folder) as child:
-            # Four of five kills are after a cell has started; before, libraries are imported.
+            # One kill for each number of results, and four of five after a cell has started: before,
+            # libraries are imported.
+            while len(layout.result_paths(directory)) < outcome.kills and child.wait(0.02) is None:
+                pass
             if rng.random() < 0.8:
                 _wait_for_news(child, directory)
             child.wait(rng.uniform(0, 4))
