@@ -107,10 +107,11 @@ def _differences(first: Sweep, second: Sweep, names: Sequence[str]) -> Table:
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
     p_values = one_step([estimate.p_value for _, estimate in found.values()])
     level = 1 - 0.05 / max(1, int((~np.isnan(p_values)).sum()))
-    betas = ", ".join(f"{beta:g}" for beta in common_betas(first, second)) or "none"
+    betas = ", ".join(f"{beta:g}" for beta in common_betas(first, second))
     rows = [
         (
-            *(ours, theirs, betas, signed(estimate.value), interval_text(estimate.interval(level))),
+            *(ours, theirs, betas or "none", signed(estimate.value)),
+            interval_text(estimate.interval(level)) if betas else "no interval: no common β",
             "withheld" if withheld else number(float(p_value), 2),
         )
         for (ours, (theirs, estimate)), p_value in zip(found.items(), p_values, strict=True)

@@ -72,11 +72,10 @@ def test_a_sweep_is_not_compared_with_itself(sweeps, capsys):
     assert "are the same directory; two sweeps are expected" in capsys.readouterr().err
 
 
-def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path):
+def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path, capsys):
     other = write_sweep(tmp_path, betas={0: 7.0}, replicates=3)
-    found = arm_differences(load_sweep(sweeps[0]), load_sweep(other))
-    assert all(np.isnan(estimate.value) for _, estimate in found.values())
-    assert len(found) == 2
+    assert main(["compare", str(sweeps[0]), str(other)]) == 0
+    assert capsys.readouterr().out.count("\tnone\t–\tno interval: no common β\t–\n") == 2
 
 
 def test_invalid_sweeps_have_no_p_value(sweeps, tmp_path, capsys):
