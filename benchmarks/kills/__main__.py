@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.table import markdown
 
-COUNTS = {"anywhere": 130, "write": 50, "full": 20, "sweep": 40}
+COUNTS = {"anywhere": 130, "write": 50, "full": 20, "sweep": 20}
 KILLS_OF_A_SWEEP = 5
 # Must be set before libraries are imported, as processes with several threads cannot be forked.
 for library in ("OMP", "MKL", "OPENBLAS"):
