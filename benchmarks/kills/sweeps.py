@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import re
 import shutil
 import sys
 import time
@@ -77,7 +78,7 @@ def kill_sweep(number: int, kills: int, whole: Path) -> Outcome:
         if child.wait() != 0:
             outcome.problems.append(f"ended with exit code {child.code}: {child.last_line}")
     logs = directory.glob(f"{layout.CELLS}/*/{layout.LOG}")
-    outcome.resumed = sum("--ckpt_path" in path.read_text() for path in logs)
+    outcome.resumed = sum(bool(re.search(r"^\$ .* fit .*--ckpt_path", log.read_text(), re.M)) for log in logs)
     expected, found = _published(whole), _published(directory)
     names = sorted({*expected, *found})
     outcome.problems += [f"different: {name}" for name in names if expected.get(name) != found.get(name)]
