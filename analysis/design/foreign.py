@@ -28,25 +28,16 @@ _LARGEST_SEED = 2**53
 
 @dataclass
 class LoggedRun:
-    """One run of other software.
+    """One run of other software."""
 
-    Attributes:
-        arm: Label of its arm.
-        beta: Its KL weight.
-        replicate: The name of its replicate.
-        seed: Its seed; runs with the same seed are not independent.
-        place: The place of its first row, for messages.
-        curves: Metric -> step -> value; one step, 0, without a step column.
-        repeated: Number of its rows that stood in the log before.
-    """
-
-    arm: str
-    beta: float
-    replicate: str
-    seed: int
-    place: str
+    arm: str  # label of its arm
+    beta: float  # its KL weight
+    replicate: str  # the name of its replicate
+    seed: int  # its seed; runs with the same seed are not independent
+    place: str  # the place of its first row, for messages
+    # Metric -> step -> value; one step, 0, without a step column
     curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
-    repeated: int = 0
+    repeated: int = 0  # number of its rows that stood in the log before
 
     def __str__(self) -> str:
         return f"{self.arm}, beta {self.beta:g}, replicate {self.replicate}"

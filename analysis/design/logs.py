@@ -16,14 +16,10 @@ FORMATS = ".csv, .jsonl, or .json with a list of rows or a trainer's log_history
 
 
 class Row(NamedTuple):
-    """One logged row.
+    """One logged row."""
 
-    Args:
-        place: The file and the line, or the number of the row, for messages.
-        values: Column -> value, without empty ones. Keys of nested JSON are joined by dots.
-    """
-
-    place: str
+    place: str  # the file and the line, or the number of the row, for messages
+    # Column -> value, without empty ones. Keys of nested JSON are joined by dots.
     values: dict[str, Any]
 
 

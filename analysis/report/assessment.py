@@ -24,19 +24,13 @@ GREW = "the plan was changed after results could have been seen"
 
 @dataclass(frozen=True, eq=False)
 class Assessment:
-    """A sweep and the results of the planned tests.
+    """A sweep and the results of the planned tests."""
 
-    Attributes:
-        sweep: The run directory as read.
-        comparisons: One per arm other than the control, in plan order; empty without matched pairs.
-        withheld: Why there is no verdict, in a few words; empty if there is one.
-        worst: What the verdicts would be if the lost runs had been the worst; "" if none was lost.
-    """
-
-    sweep: Sweep
+    sweep: Sweep  # the run directory as read
+    # One per arm other than the control, in plan order; empty without matched pairs
     comparisons: tuple[Comparison, ...]
-    withheld: str = ""
-    worst: str = ""
+    withheld: str = ""  # why there is no verdict, in a few words; empty if there is one
+    worst: str = ""  # what the verdicts would be if the lost runs had been the worst; "" if none was lost
 
 
 def load_assessment(directory: Path) -> Assessment:

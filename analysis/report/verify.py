@@ -144,17 +144,12 @@ def _short(text: str, start: int = 0, width: int = 120) -> str:
 
 @dataclass
 class Verification:
-    """The result of comparing a report with its sweep.
-
-    Attributes:
-        sweep: The sweep.
-        differences: One line per difference, including what rules out a verdict.
-        not_compared: What could not be compared, and why.
-    """
+    """The result of comparing a report with its sweep."""
 
     sweep: Sweep
+    # One line per difference, including what rules out a verdict
     differences: list[str] = field(default_factory=list)
-    not_compared: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)  # what could not be compared, and why
 
 
 def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:

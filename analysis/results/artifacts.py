@@ -39,26 +39,18 @@ def _triangle(rows: Any) -> FloatArray:
 
 @dataclass(frozen=True, eq=False, config=_OPEN)
 class ValueSnapshot:
-    """The estimates of the KL at one snapshot.
+    """The estimates of the KL at one snapshot."""
 
-    Attributes:
-        step: Number of completed optimizer steps.
-        values: Estimator -> one value per completion, shape [P, N].
-        horvitz_thompson: M -> one value per M completions, shape [P, N / M].
-        standard: The KL of each prompt from elsewhere, shape [P]: exact, or from an independent sample.
-        standard_error: The standard errors of that sample, shape [P]; zeros if exact.
-        reference_mass: Mean of q(y) / p(y) over the completions of each prompt, shape [P].
-        seconds: Seconds of sampling, and of each estimate.
-    """
-
-    step: StrictInt
-    values: dict[str, Numbers]
-    horvitz_thompson: dict[int, Numbers]
+    step: StrictInt  # number of completed optimizer steps
+    values: dict[str, Numbers]  # estimator -> one value per completion, shape [P, N]
+    horvitz_thompson: dict[int, Numbers]  # M -> one value per M completions, shape [P, N / M]
     label: str
+    # The KL of each prompt from elsewhere, shape [P]: exact, or from an independent sample
     standard: Numbers | None = None
-    standard_error: Numbers | None = None
+    standard_error: Numbers | None = None  # the standard errors of that sample, shape [P]; zeros if exact
+    # Mean of q(y) / p(y) over the completions of each prompt, shape [P]
     reference_mass: Numbers | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds of sampling, and of each estimate
 
 
 def _snapshot(content: Any) -> Any:
@@ -74,19 +66,14 @@ def _snapshot(content: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, config=_OPEN)
 class ValueStudy:
-    """The artifact of `EstimationStudy` or `PairEstimationStudy`.
+    """The artifact of `EstimationStudy` or `PairEstimationStudy`."""
 
-    Attributes:
-        prompts: Number of prompts (P).
-        completions: Completions per prompt (N).
-        group_sizes: Completions per estimate (M).
-        tolerance: Largest bias that is regarded as none, as a fraction of the KL.
-    """
-
-    prompts: Annotated[int, Field(strict=True, ge=2)]
-    completions: Annotated[int, Field(strict=True, ge=2)]
+    prompts: Annotated[int, Field(strict=True, ge=2)]  # number of prompts (P)
+    completions: Annotated[int, Field(strict=True, ge=2)]  # completions per prompt (N)
+    # Completions per estimate (M)
     group_sizes: Annotated[list[Annotated[int, Field(strict=True, ge=1)]], Field(min_length=1)]
     snapshots: Annotated[list[Annotated[ValueSnapshot, BeforeValidator(_snapshot)]], Field(min_length=1)]
+    # Largest bias that is regarded as none, as a fraction of the KL
     tolerance: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.01
 
     def __post_init__(self) -> None:
@@ -109,19 +96,13 @@ class ValueStudy:
 
 @dataclass(frozen=True, eq=False, config=_OPEN)
 class GradientSnapshot:
-    """The gradients at one snapshot.
+    """The gradients at one snapshot."""
 
-    Attributes:
-        step: Number of completed optimizer steps.
-        beta: The weight of the KL.
-        completions: Completions per prompt.
-        gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: of the reward, then
-            of the objective under each of E estimators.
-    """
-
-    step: StrictInt
-    beta: StrictFloat
-    completions: Annotated[int, Field(strict=True, ge=1)]
+    step: StrictInt  # number of completed optimizer steps
+    beta: StrictFloat  # the weight of the KL
+    completions: Annotated[int, Field(strict=True, ge=1)]  # completions per prompt
+    # Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: of the reward, then of the
+    # objective under each of E estimators
     gram: Annotated[Numbers, BeforeValidator(_triangle)]
     label: str = ""
 

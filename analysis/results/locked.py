@@ -33,42 +33,33 @@ CHOICE = "choice"
 
 @dataclass(frozen=True, config=CLOSED, kw_only=True)
 class Stated:
-    """What a mapping says about imported logs.
+    """What a mapping says about imported logs."""
 
-    Args:
-        columns: Names of the columns for arm, beta, replicate, seed, reward, kl, step and run. Without a
-            column of seeds, the name of a replicate is its seed. With a column of steps, a run has several
-            rows, the last of which is its result. {arm}, {beta}, {replicate} and {run} in the name of a
-            metric's column mean that each run has a separate column.
-        runs: Arm, beta and replicate of each run, by name, for logs that have only `run`.
-        kl_unit: "sequence" states that all logged KLs are KL(policy || reference), summed over a completion.
-            Without it there is no verdict where those of two arms differ so much that one may be per token.
-        reward_unit: "task" states that all logged rewards are those of the task: of one function, scale and
-            sign, without a penalty. Without it there is no verdict where those of two arms differ as if not.
-        incomplete: What is done where a run is missing: "withhold" gives no verdict, "leave_out_replicate"
-            leaves out the runs of its replicate at its beta, in all arms.
-    """
-
+    # Names of the columns for arm, beta, replicate, seed, reward, kl, step and run. Without a column of
+    # seeds, the name of a replicate is its seed. With a column of steps, a run has several rows, the last of
+    # which is its result. {arm}, {beta}, {replicate} and {run} in the name of a metric's column mean that
+    # each run has a separate column.
     columns: dict[str, str]
+    # Arm, beta and replicate of each run, by name, for logs that have only `run`
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # "sequence" states that all logged KLs are KL(policy || reference), summed over a completion. Without it
+    # there is no verdict where those of two arms differ so much that one may be per token.
     kl_unit: Literal["sequence"] | None = None
+    # "task" states that all logged rewards are those of the task: of one function, scale and sign, without a
+    # penalty. Without it there is no verdict where those of two arms differ as if not.
     reward_unit: Literal["task"] | None = None
+    # What is done where a run is missing: "withhold" gives no verdict, "leave_out_replicate" leaves out the
+    # runs of its replicate at its beta, in all arms
     incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
 
 
 @dataclass(frozen=True, config=CLOSED, kw_only=True)
 class Origin(Stated):
-    """Where imported runs come from, and what was stated about them.
+    """Where imported runs come from, and what was stated about them."""
 
-    Args:
-        source: The name of the log or the folder.
-        files: Name of each log -> SHA-256 of its bytes.
-        repeated_rows: Number of rows that stood in the logs before.
-    """
-
-    source: str
-    files: dict[str, str]
-    repeated_rows: Count = 0
+    source: str  # the name of the log or the folder
+    files: dict[str, str]  # name of each log -> SHA-256 of its bytes
+    repeated_rows: Count = 0  # number of rows that stood in the logs before
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -90,26 +81,18 @@ class Version:
 
 @dataclass(frozen=True, config=CLOSED)
 class LockedPlan:
-    """The plan in the directory of its sweep.
-
-    Attributes:
-        recomputed: Whether the file, `document`, has the hash that it is locked with.
-        cells: Id -> cell.
-        arms: Label -> properties of the arm.
-        history: Its versions, oldest first; the last is the plan.
-        origin: Where the runs were imported from; None for runs of this package.
-        choice: The choice of rates; None without tuning, or before it is complete.
-        config: The configuration of the last stage, with hashes in place of paths; empty for an import.
-    """
+    """The plan in the directory of its sweep."""
 
     hash: str
-    recomputed: StrictBool
-    cells: dict[str, Cell]
-    arms: dict[str, Arm]
+    recomputed: StrictBool  # whether the file, `document`, has the hash that it is locked with
+    cells: dict[str, Cell]  # id -> cell
+    arms: dict[str, Arm]  # label -> properties of the arm
+    # Its versions, oldest first; the last is the plan
     history: Annotated[tuple[Version, ...], Field(min_length=1)]
     document: Mapping[str, Any]
-    origin: Origin | None = None
-    choice: Choice | None = None
+    origin: Origin | None = None  # where the runs were imported from; None for runs of this package
+    choice: Choice | None = None  # the choice of rates; None without tuning, or before it is complete
+    # The configuration of the last stage, with hashes in place of paths; empty for an import
     config: dict[str, Any] = field(default_factory=dict)
 
     @property

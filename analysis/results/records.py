@@ -57,20 +57,13 @@ Values = Annotated[npt.NDArray[np.float64], PlainValidator(_values)]
 
 @dataclass(frozen=True, config=CLOSED)
 class Arm:
-    """The module and the estimator of an arm, determined when the plan is made and locked with it.
+    """The module and the estimator of an arm, determined when the plan is made and locked with it."""
 
-    Args:
-        module: Class of the trained module; None if unknown.
-        estimator: Class of its KL estimator; None if unknown, or if it has none.
-        optimises: What the estimator's gradient optimises; None if unknown.
-        biased: Whether that is known to differ from KL(policy || reference).
-        evaluation: Configuration key -> [its value, the control's value], where its evaluation differs.
-    """
-
-    module: str | None = None
-    estimator: str | None = None
-    optimises: str | None = None
-    biased: StrictBool = False
+    module: str | None = None  # class of the trained module; None if unknown
+    estimator: str | None = None  # class of its KL estimator; None if unknown, or if it has none
+    optimises: str | None = None  # what the estimator's gradient optimises; None if unknown
+    biased: StrictBool = False  # whether that is known to differ from KL(policy || reference)
+    # Configuration key -> [its value, the control's value], where its evaluation differs
     evaluation: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] = field(
         default_factory=dict
     )
@@ -78,31 +71,20 @@ class Arm:
 
 @dataclass(frozen=True, config=CLOSED)
 class Cell:
-    """One run.
+    """One run."""
 
-    Args:
-        id: SHA-256 of everything its result depends on.
-        stage: The stage of the plan.
-        point: Its arm, beta and replicate; None outside the grid.
-        seed: Its seed, shared by all arms at the same beta and replicate.
-        needs: Ids of the cells whose checkpoints it starts from.
-        argv: Arguments of its command, with paths relative to the sweep's directory.
-        overrides: The configuration values that its arm and its block change; empty outside the grid.
-        config: Content of its configuration file; empty for a cell read from a file.
-        trial: Its arm, beta, replicate and rate in the tuning stage; None elsewhere.
-        tuned_by: Hash of the ids of the trials from which its rate is chosen; "" without tuning.
-    """
-
-    id: str
-    stage: str
-    point: Point | None
-    seed: StrictInt
-    needs: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
+    id: str  # SHA-256 of everything its result depends on
+    stage: str  # the stage of the plan
+    point: Point | None  # its arm, beta and replicate; None outside the grid
+    seed: StrictInt  # its seed, shared by all arms at the same beta and replicate
+    needs: tuple[str, ...] = ()  # ids of the cells whose checkpoints it starts from
+    argv: tuple[str, ...] = ()  # arguments of its command, with paths relative to the sweep's directory
+    # The configuration values that its arm and its block change; empty outside the grid
     overrides: Overrides = field(default_factory=dict)
+    # Content of its configuration file; empty for a cell read from a file
     config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    trial: Trial | None = None
-    tuned_by: str = ""
+    trial: Trial | None = None  # its arm, beta, replicate and rate in the tuning stage; None elsewhere
+    tuned_by: str = ""  # hash of the ids of the trials from which its rate is chosen; "" without tuning
 
     def __str__(self) -> str:
         if (at := self.where) is None:
@@ -170,34 +152,24 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, eq=False, config=WITH_NAN)
 class Run:
-    """A published result. If it diverged, its outcome is `nan`, regardless of the file.
-
-    Attributes:
-        final: Metric -> value at the final evaluation.
-        curves: Metric -> values logged during training.
-        versions: Package -> version used for the run.
-        studies: Artifacts of its studies.
-        completions: A few of its completions.
-        settings: Its hyperparameters: dotted key -> value.
-        prompts: Metric -> its value for each prompt of the final evaluation, shape [P], rounded; empty if it
-            diverged or did not write them.
-        other_studies: Artifacts of studies that `analysis` does not read, by name, as published.
-        weights: Hash of the trained weights; "" if unknown.
-        rows: Split -> hash of the encoded rows that it was trained on or evaluated with.
-    """
+    """A published result. If it diverged, its outcome is `nan`, regardless of the file."""
 
     cell: Cell
     diverged: StrictBool
-    final: dict[str, Value]
-    curves: dict[str, Curve]
-    versions: dict[str, str]
+    final: dict[str, Value]  # metric -> value at the final evaluation
+    curves: dict[str, Curve]  # metric -> values logged during training
+    versions: dict[str, str]  # package -> version used for the run
     checksum: str
-    studies: tuple[Study, ...] = ()
-    completions: tuple[Completion, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
+    studies: tuple[Study, ...] = ()  # artifacts of its studies
+    completions: tuple[Completion, ...] = ()  # a few of its completions
+    settings: Mapping[str, str] = field(default_factory=dict)  # its hyperparameters: dotted key -> value
+    # Metric -> its value for each prompt of the final evaluation, shape [P], rounded; empty if it diverged or
+    # did not write them
     prompts: dict[str, Values] = field(default_factory=dict)
+    # Artifacts of studies that `analysis` does not read, by name, as published
     other_studies: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = ""
+    weights: str = ""  # hash of the trained weights; "" if unknown
+    # Split -> hash of the encoded rows that it was trained on or evaluated with
     rows: dict[str, str] = field(default_factory=dict)
 
     @property

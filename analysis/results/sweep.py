@@ -28,44 +28,31 @@ _LAST_VALUES = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with the files of a sweep.
+    """A problem with the files of a sweep."""
 
-    Attributes:
-        text: One line that names the problem and the file.
-        serious: Whether it rules out a verdict, because the design that the tests assume cannot be trusted.
-        unread: Whether it is a file that could not be read, whose content is not known.
-        kind: What it has in common with others that are counted with it; "" if it stands alone.
-    """
-
-    text: str
+    text: str  # one line that names the problem and the file
+    # Whether it rules out a verdict, because the design that the tests assume cannot be trusted
     serious: bool = False
-    unread: bool = False
-    kind: str = ""
+    unread: bool = False  # whether it is a file that could not be read, whose content is not known
+    kind: str = ""  # what it has in common with others that are counted with it; "" if it stands alone
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A sweep as read from its directory.
-
-    Attributes:
-        locked: The plan as it is locked, with its cells.
-        runs: Results that passed all checks, in order of stage and plan.
-        failures: Cells that ended without a result.
-        problems: Files that were skipped, and other problems; those of one kind are one, with their number.
-        seconds: Id of a cell -> wall time of its run, where it is known.
-        lost: Places without a run in an import whose mapping says to leave such replicates out.
-        left_out: The runs of those replicates at the same beta, which `runs` lacks.
-    """
+    """A sweep as read from its directory."""
 
     directory: Path
     plan: Plan
-    locked: LockedPlan
-    runs: tuple[Run, ...]
-    failures: tuple[Failure, ...]
+    locked: LockedPlan  # the plan as it is locked, with its cells
+    runs: tuple[Run, ...]  # results that passed all checks, in order of stage and plan
+    failures: tuple[Failure, ...]  # cells that ended without a result
+    # Files that were skipped, and other problems; those of one kind are one, with their number
     problems: Sequence[Problem]
+    # Id of a cell -> wall time of its run, where it is known
     seconds: Mapping[str, float] = field(default_factory=dict)
+    # Places without a run in an import whose mapping says to leave such replicates out
     lost: Sequence[tuple[str, int, int]] = ()
-    left_out: tuple[Run, ...] = ()
+    left_out: tuple[Run, ...] = ()  # the runs of those replicates at the same beta, which `runs` lacks
 
     @property
     def grid(self) -> dict[tuple[str, int, int], Run]:

@@ -7,27 +7,16 @@ from functools import partial
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of one test, and how verdicts word it.
+    """The claim of one test, and how verdicts word it."""
 
-    Attributes:
-        key: Short name, such as "objective".
-        subject: The quantity compared, treatment minus control.
-        favourable: Completes "the treatment has ..." if the test rejects in its favour.
-        unfavourable: The same if the test rejects against it.
-        caveat: A sentence added to every conclusion from this claim, or "".
-        higher_is_better: Whether a positive estimate favours the treatment.
-        bounds: Range of the estimate; intervals are clipped to it.
-        unit_of_n: The unit that n counts.
-    """
-
-    key: str
-    subject: str
-    favourable: str
-    unfavourable: str
-    caveat: str = ""
-    higher_is_better: bool = True
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    unit_of_n: str = "replicate"
+    key: str  # short name, such as "objective"
+    subject: str  # the quantity compared, treatment minus control
+    favourable: str  # completes "the treatment has ..." if the test rejects in its favour
+    unfavourable: str  # the same if the test rejects against it
+    caveat: str = ""  # a sentence added to every conclusion from this claim, or ""
+    higher_is_better: bool = True  # whether a positive estimate favours the treatment
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # range of the estimate; intervals are clipped to it
+    unit_of_n: str = "replicate"  # the unit that n counts
 
 
 _NOT_THE_AIM = "What training maximises is J, of which this is a part."

@@ -23,20 +23,15 @@ from analysis.stats.verdict import Verdict
 
 @dataclass(frozen=True, eq=False)
 class SpreadTest:
-    """Log ratio of the two estimators' spread between replicates, treatment over control.
+    """Log ratio of the two estimators' spread between replicates, treatment over control."""
 
-    Attributes:
-        curve: L_t = log sum |r_treatment| - log sum |r_control|, shape [T]; negative where the treatment has
-            less spread.
-        pointwise: The swap test of max |L_t|, simultaneous over all steps.
-        ratio: Log ratio of the spreads over all steps, in each of which the spread of both estimators is 1.
-        integrated: The swap test of that ratio, with its interval.
-    """
-
+    # L_t = log sum |r_treatment| - log sum |r_control|, shape [T]; negative where the treatment has less
+    # spread
     curve: FloatArray
-    pointwise: swaps.SwapTest
+    pointwise: swaps.SwapTest  # the swap test of max |L_t|, simultaneous over all steps
+    # Log ratio of the spreads over all steps, in each of which the spread of both estimators is 1
     ratio: float
-    integrated: swaps.SwapTest
+    integrated: swaps.SwapTest  # the swap test of that ratio, with its interval
 
 
 def spread_test(
@@ -172,21 +167,13 @@ def _collapses(pairs: Pairs) -> Iterator[Verdict]:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One treatment against the control.
-
-    Attributes:
-        pairs: The matched pairs.
-        primary: The verdict on the primary outcome, corrected over all comparisons.
-        matched: The verdict on the reward at matched KL, tested only if the primary test rejects.
-        fit: The model of the reward at matched KL; None if the plan decides by the KL.
-        secondary: All other tests; one family over all comparisons.
-    """
+    """One treatment against the control."""
 
     pairs: Pairs
-    primary: Verdict
-    matched: Verdict
-    fit: MatchedKL | None
-    secondary: tuple[Verdict, ...]
+    primary: Verdict  # the verdict on the primary outcome, corrected over all comparisons
+    matched: Verdict  # the verdict on the reward at matched KL, tested only if the primary test rejects
+    fit: MatchedKL | None  # the model of the reward at matched KL; None if the plan decides by the KL
+    secondary: tuple[Verdict, ...]  # all other tests; one family over all comparisons
 
     def of(self, key: str) -> Verdict | None:
         """The secondary verdict on a claim; None if there is none."""

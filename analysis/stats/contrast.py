@@ -20,19 +20,13 @@ from analysis.stats.pairs import FloatArray, Pairs
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Differences treatment - control of one outcome, with the weights of their mean.
+    """Differences treatment - control of one outcome, with the weights of their mean."""
 
-    Attributes:
-        values: Difference of each pair, shape [P].
-        weights: Weight of each pair in the mean, shape [P].
-        unit: Unit of `values`.
-        ranked: Whether values depend on the order of runs alone: ranks within each beta, if a run diverged,
-            and shares and counts of the frontier.
-    """
-
-    values: FloatArray
-    weights: FloatArray
-    unit: str
+    values: FloatArray  # difference of each pair, shape [P]
+    weights: FloatArray  # weight of each pair in the mean, shape [P]
+    unit: str  # unit of `values`
+    # Whether values depend on the order of runs alone: ranks within each beta, if a run diverged, and shares
+    # and counts of the frontier
     ranked: bool
 
 
@@ -162,17 +156,11 @@ NULLS: dict[str, Callable[[np.random.Generator, tuple[int, int]], FloatArray]] =
 
 @dataclass(frozen=True)
 class TTest:
-    """The two-sided t test of a mean.
-
-    Attributes:
-        p_value: Its p-value.
-        blocks: Number of blocks, if it is over blocks; 0 otherwise.
-        attainable: The smallest p-value that it can attain.
-    """
+    """The two-sided t test of a mean."""
 
     p_value: float
-    blocks: int = 0
-    attainable: float = 0.0
+    blocks: int = 0  # number of blocks, if it is over blocks; 0 otherwise
+    attainable: float = 0.0  # the smallest p-value that it can attain
 
 
 def most_unseen(blocks: int) -> float:

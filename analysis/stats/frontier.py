@@ -51,17 +51,11 @@ def dominance(kl: FloatArray, reward: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Share:
-    """The treatment's share of the frontier points.
+    """The treatment's share of the frontier points."""
 
-    Attributes:
-        count: Frontier points of the treatment.
-        total: Frontier points of both, |F|.
-        discordant: Pairs with exactly one run on the frontier; only these affect the swap test.
-    """
-
-    count: int
-    total: int
-    discordant: int
+    count: int  # frontier points of the treatment
+    total: int  # frontier points of both, |F|
+    discordant: int  # pairs with exactly one run on the frontier; only these affect the swap test
 
     @property
     def value(self) -> float:

@@ -26,24 +26,17 @@ HEAVY_SHARE = 0.2
 
 @dataclass(frozen=True)
 class GradientVariance:
-    """Comparison of tr Cov(g) between treatment and control.
+    """Comparison of tr Cov(g) between treatment and control."""
 
-    Attributes:
-        log_ratio: Log of the ratio treatment / control, with a jackknife standard error over batches.
-        test: Sign flips of the differences of squared distances to each estimator's mean.
-        exact_test: Sign flips on disjoint pairs of batches, with an interval of the log ratio: exact for any
-            number of batches, less powerful.
-        kurtosis: Kurtosis of the squared distances of treatment and control (3 for a Gaussian).
-        top_share: Largest share of one batch in the trace of treatment and control.
-        batches: Number of batches, B.
-    """
-
-    log_ratio: Estimate
-    test: SwapTest
+    log_ratio: Estimate  # log of the ratio treatment / control, with a jackknife standard error over batches
+    test: SwapTest  # sign flips of the differences of squared distances to each estimator's mean
+    # Sign flips on disjoint pairs of batches, with an interval of the log ratio: exact for any number of
+    # batches, less powerful
     exact_test: SwapTest
+    # Kurtosis of the squared distances of treatment and control (3 for a Gaussian)
     kurtosis: tuple[float, float]
-    top_share: tuple[float, float]
-    batches: int
+    top_share: tuple[float, float]  # largest share of one batch in the trace of treatment and control
+    batches: int  # number of batches, B
 
 
 def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
@@ -102,18 +95,13 @@ ENOUGH_BATCHES, ENOUGH_SNAPSHOTS = 64, 3
 
 @dataclass(frozen=True, eq=False)
 class NoiseSnapshot:
-    """The gradients of B batches at one snapshot of training.
+    """The gradients of B batches at one snapshot of training."""
 
-    Attributes:
-        step: Number of optimizer steps before the snapshot.
-        gram: Inner products, shape [(1 + E) B, (1 + E) B]: first the gradients of the reward, then those of
-            the objective under each estimator.
-        estimators: Names of the E estimators.
-    """
-
-    step: int
+    step: int  # number of optimizer steps before the snapshot
+    # Inner products, shape [(1 + E) B, (1 + E) B]: first the gradients of the reward, then those of the
+    # objective under each estimator
     gram: FloatArray
-    estimators: Sequence[str]
+    estimators: Sequence[str]  # names of the E estimators
 
     def noise(self, term: str, estimator: str) -> float:
         """The trace of the covariance of a batch's gradient."""

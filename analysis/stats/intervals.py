@@ -40,17 +40,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with a t reference distribution.
-
-    Attributes:
-        value: The estimate.
-        standard_error: Its standard error; `nan` with too few replicates.
-        degrees: Degrees of freedom of the t distribution; 0 without a standard error.
-    """
+    """A mean with a t reference distribution."""
 
     value: float
-    standard_error: float = math.nan
-    degrees: float = 0.0
+    standard_error: float = math.nan  # its standard error; `nan` with too few replicates
+    degrees: float = 0.0  # degrees of freedom of the t distribution; 0 without a standard error
 
     @classmethod
     def of_mean(cls, values: FloatArray) -> Self:

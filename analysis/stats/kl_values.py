@@ -33,19 +33,12 @@ class BiasOutcome(Enum):
 
 @dataclass(frozen=True)
 class BiasVerdict:
-    """An estimated bias and its tests.
+    """An estimated bias and its tests."""
 
-    Attributes:
-        estimate: The bias, in the unit of `margin`.
-        margin: Largest bias that is regarded as none, fixed in the plan.
-        tail: `tail_index` of the differences whose mean is tested; NaN if unknown.
-        family: Number of biases over which both tests are corrected.
-    """
-
-    estimate: Estimate
-    margin: float
-    tail: float = math.nan
-    family: int = 1
+    estimate: Estimate  # the bias, in the unit of `margin`
+    margin: float  # largest bias that is regarded as none, fixed in the plan
+    tail: float = math.nan  # `tail_index` of the differences whose mean is tested; NaN if unknown
+    family: int = 1  # number of biases over which both tests are corrected
 
     @property
     def difference_p(self) -> float:
@@ -159,21 +152,17 @@ REFERENCE = "k1"
 
 @dataclass(frozen=True, eq=False)
 class EstimatorSpread:
-    """One estimator of the KL.
+    """One estimator of the KL."""
 
-    Attributes:
-        mean: Mean over all completions, with its standard error over prompts.
-        deviations: Standard deviation of the estimate from M completions of one prompt, by M: the square root
-            of the mean variance over prompts.
-        log_ratio: Log of the ratio of that variance to the reference's at the largest M, with a jackknife
-            standard error over prompts.
-        bias: Test of whether it has the mean of the reference, or a KL known otherwise; None for the
-            reference on the same completions.
-    """
-
-    mean: Estimate
+    mean: Estimate  # mean over all completions, with its standard error over prompts
+    # Standard deviation of the estimate from M completions of one prompt, by M: the square root of the mean
+    # variance over prompts
     deviations: Mapping[int, float]
+    # Log of the ratio of that variance to the reference's at the largest M, with a jackknife standard error
+    # over prompts
     log_ratio: Estimate
+    # Test of whether it has the mean of the reference, or a KL known otherwise; None for the reference on the
+    # same completions
     bias: BiasVerdict | None
 
 

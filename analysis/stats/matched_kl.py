@@ -35,22 +35,18 @@ _ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class MatchedKL:
-    """The model fitted to matched pairs.
+    """The model fitted to matched pairs."""
 
-    Attributes:
-        estimate: The gap in reward units with a t distribution; its standard error is clustered by swap unit
-            and includes what the curve may miss. `nan` if refused.
-        overlap: 1 - R^2 of the label on the curve without its last power: 1 if both arms have the same KLs,
-            0 if the KL determines the arm; `nan` if a run diverged.
-        refused: Why there is no estimate, or "".
-        differences: Differences of the pairs' residuals from the curve, shape [P]; their mean is the gap.
-        curve: Coefficients c0, c1, ... of the curve; fewer than four if there are few distinct KLs.
-    """
-
+    # The gap in reward units with a t distribution; its standard error is clustered by swap unit and includes
+    # what the curve may miss. `nan` if refused.
     estimate: Estimate
+    # 1 - R^2 of the label on the curve without its last power: 1 if both arms have the same KLs, 0 if the KL
+    # determines the arm; `nan` if a run diverged
     overlap: float
-    refused: str
+    refused: str  # why there is no estimate, or ""
+    # Differences of the pairs' residuals from the curve, shape [P]; their mean is the gap
     differences: FloatArray
+    # Coefficients c0, c1, ... of the curve; fewer than four if there are few distinct KLs
     curve: FloatArray
 
 

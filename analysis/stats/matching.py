@@ -164,27 +164,18 @@ def _at_common_steps(sweep: Sweep, pairs: Pairs, key: str) -> tuple[FloatArray, 
 
 @dataclass(frozen=True)
 class ArmOutcome:
-    """One arm at one beta.
+    """One arm at one beta."""
 
-    Attributes:
-        label: The arm.
-        beta: The weight of the KL.
-        n: Runs that did not diverge.
-        diverged: Runs that diverged.
-        means: Mean over replicates of "reward", "kl", "objective" and "length", with its standard error.
-        differences: Mean matched difference to the control, by the same keys; empty for the control itself.
-        higher: Number of matched pairs in which the arm has the higher value, by the same keys.
-        pairs: Matched pairs without a diverged run.
-    """
-
-    label: str
-    beta: float
-    n: int
-    diverged: int
+    label: str  # the arm
+    beta: float  # the weight of the KL
+    n: int  # runs that did not diverge
+    diverged: int  # runs that diverged
+    # Mean over replicates of "reward", "kl", "objective" and "length", with its standard error
     means: dict[str, Estimate]
+    # Mean matched difference to the control, by the same keys; empty for the control itself
     differences: dict[str, Estimate]
-    higher: dict[str, int]
-    pairs: int
+    higher: dict[str, int]  # number of matched pairs in which the arm has the higher value, by the same keys
+    pairs: int  # matched pairs without a diverged run
 
 
 def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:

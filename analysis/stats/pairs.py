@@ -18,28 +18,18 @@ class Pairs:
 
     Column 0 is the treatment, column 1 the control. A diverged run is included with `nan` outcomes and ranks
     last; a pair that lost a run to a failure of the infrastructure is not included.
-
-    Attributes:
-        treatment: Label of the arm under study.
-        control: Label of the arm it is compared with.
-        beta: KL weight of each pair, shape [P].
-        beta_index: Index of the KL weight, shape [P]; pairs with the same index have the same `beta`.
-        replicate: Replicate of each pair, shape [P].
-        unit: Swap unit of each pair, shape [P]: pairs of the same unit are swapped together.
-        kl: KL(policy || reference) in nats, shape [P, 2].
-        reward: Mean reward, shape [P, 2].
-        blocks: For each block of the plan, the first one that is the same: two whose runs start from the
-            same weights are one. Replicate r belongs to block r mod their number; empty without blocks.
     """
 
-    treatment: str
-    control: str
-    beta: FloatArray
-    beta_index: IntArray
-    replicate: IntArray
-    unit: IntArray
-    kl: FloatArray
-    reward: FloatArray
+    treatment: str  # label of the arm under study
+    control: str  # label of the arm it is compared with
+    beta: FloatArray  # KL weight of each pair, shape [P]
+    beta_index: IntArray  # index of the KL weight, shape [P]; pairs with the same index have the same `beta`
+    replicate: IntArray  # replicate of each pair, shape [P]
+    unit: IntArray  # swap unit of each pair, shape [P]: pairs of the same unit are swapped together
+    kl: FloatArray  # KL(policy || reference) in nats, shape [P, 2]
+    reward: FloatArray  # mean reward, shape [P, 2]
+    # For each block of the plan, the first one that is the same: two whose runs start from the same weights
+    # are one. Replicate r belongs to block r mod their number; empty without blocks.
     blocks: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -89,17 +79,11 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """One metric of matched pairs over training.
+    """One metric of matched pairs over training."""
 
-    Attributes:
-        metric: "reward", "kl", or "objective".
-        pairs: The pairs in which both runs have the curve and neither diverged.
-        steps: The steps that all curves have, ascending, shape [T].
-        values: The metric of treatment and control, shape [P, 2, T]; the *log* of the KL where the spread
-            between replicates is compared.
-    """
-
-    metric: str
-    pairs: Pairs
-    steps: FloatArray
+    metric: str  # "reward", "kl", or "objective"
+    pairs: Pairs  # the pairs in which both runs have the curve and neither diverged
+    steps: FloatArray  # the steps that all curves have, ascending, shape [T]
+    # The metric of treatment and control, shape [P, 2, T]; the *log* of the KL where the spread between
+    # replicates is compared
     values: FloatArray

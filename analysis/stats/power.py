@@ -18,15 +18,10 @@ from analysis.stats.text import fixed, whole_percent
 
 @dataclass(frozen=True)
 class NoiseShare:
-    """The share of evaluation noise in the variance of a pair's difference.
+    """The share of evaluation noise in the variance of a pair's difference."""
 
-    Attributes:
-        value: The share, at most 1.
-        interval: Its 95% interval.
-    """
-
-    value: float
-    interval: Interval
+    value: float  # the share, at most 1
+    interval: Interval  # its 95% interval
 
     def __str__(self) -> str:
         low, high = map(whole_percent, self.interval.ends)

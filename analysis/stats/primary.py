@@ -38,19 +38,12 @@ _LEVEL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What the tuning stage shows about the chosen rate of an arm.
-
-    Attributes:
-        rate: The rate.
-        edge: "smallest" or "largest" if it is that of those tried, or "".
-        left_out: Rates that are clearly worse than the best one, and no part of the curve.
-        regrets: Bootstrap samples of what the arm loses by its rate; zeros at an edge.
-    """
+    """What the tuning stage shows about the chosen rate of an arm."""
 
     rate: float
-    edge: str
-    left_out: tuple[float, ...]
-    regrets: FloatArray
+    edge: str  # "smallest" or "largest" if it is that of those tried, or ""
+    left_out: tuple[float, ...]  # rates that are clearly worse than the best one, and no part of the curve
+    regrets: FloatArray  # bootstrap samples of what the arm loses by its rate; zeros at an edge
 
     @property
     def loss(self) -> float:
@@ -161,25 +154,17 @@ def _tops(sampled: FloatArray, at: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of the analysis, fixed before any result is seen.
+    """The rules of the analysis, fixed before any result is seen."""
 
-    Attributes:
-        alpha: Two-sided level of each family of tests.
-        margins: Equivalence margin by key of the claim, in its unit; without a margin equivalence is never
-            concluded.
-        outcome: The primary outcome, "objective" or "kl".
-        comparisons: Number of comparisons in the plan, including those that lost all their pairs.
-        corner: KL and reward of the corner of the hypervolume; None if there is no hypervolume.
-        withheld: Why there is no verdict, or "".
-        tuned: Arm -> what is known of its chosen rate, where rates were tuned.
-    """
-
-    alpha: float = 0.05
+    alpha: float = 0.05  # two-sided level of each family of tests
+    # Equivalence margin by key of the claim, in its unit; without a margin equivalence is never concluded
     margins: dict[str, float] = field(default_factory=dict)
-    outcome: str = "objective"
-    comparisons: int = 0
+    outcome: str = "objective"  # the primary outcome, "objective" or "kl"
+    comparisons: int = 0  # number of comparisons in the plan, including those that lost all their pairs
+    # KL and reward of the corner of the hypervolume; None if there is no hypervolume
     corner: tuple[float, float] | None = None
-    withheld: str = ""
+    withheld: str = ""  # why there is no verdict, or ""
+    # Arm -> what is known of its chosen rate, where rates were tuned
     tuned: Mapping[str, Tuned] = field(default_factory=dict)
 
 

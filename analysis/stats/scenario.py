@@ -12,31 +12,21 @@ from analysis.stats.swaps import unit_sums
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model of sweeps: a curve of reward against KL, with Gaussian noise on log KL and on the reward.
+    """A model of sweeps: a curve of reward against KL, with Gaussian noise on log KL and on the reward."""
 
-    Attributes:
-        betas: KL weights.
-        log_kl: Mean log KL at each beta.
-        replicates: Matched pairs at each beta.
-        curve: c0, c1, ... of reward = c0 + c1 sqrt(KL) + c2 KL + noise; shorter for a line or a constant.
-        log_kl_sd: SD of log KL between replicates.
-        reward_sd: SD of the reward around the curve between replicates.
-        correlation: Correlation of the two runs of a pair.
-        cluster: SD of a replicate's effect on the difference at all betas, in `sd`.
-        seeds_shared: Whether replicates share seeds over beta, so that whole replicates are swapped.
-        outcome: What decides, and what true differences are differences in: "objective" for the reward at
-            given KL, "kl" for log KL.
-    """
-
-    betas: tuple[float, ...]
-    log_kl: tuple[float, ...]
-    replicates: int
+    betas: tuple[float, ...]  # KL weights
+    log_kl: tuple[float, ...]  # mean log KL at each beta
+    replicates: int  # matched pairs at each beta
+    # c0, c1, ... of reward = c0 + c1 sqrt(KL) + c2 KL + noise; shorter for a line or a constant
     curve: tuple[float, ...]
-    log_kl_sd: float
-    reward_sd: float
-    correlation: float = 0.3
-    cluster: float = 0.0
+    log_kl_sd: float  # SD of log KL between replicates
+    reward_sd: float  # SD of the reward around the curve between replicates
+    correlation: float = 0.3  # correlation of the two runs of a pair
+    cluster: float = 0.0  # SD of a replicate's effect on the difference at all betas, in `sd`
+    # Whether replicates share seeds over beta, so that whole replicates are swapped
     seeds_shared: bool = False
+    # What decides, and what true differences are differences in: "objective" for the reward at given KL, "kl"
+    # for log KL
     outcome: str = "objective"
 
     @property

@@ -32,23 +32,15 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True)
 class SwapTest:
-    """A p-value, and the smallest one that the test can attain.
+    """A p-value, and the smallest one that the test can attain."""
 
-    Attributes:
-        p_value: Probability of a statistic at least as extreme under exchangeable labels.
-        attainable: Smallest attainable p-value with these units: all contributions have the same sign.
-        units: Number of units whose swap changes the statistic.
-        resamples: Number of swaps evaluated: all if `exact`, else the number of random swaps.
-        exact: Whether every swap was enumerated.
-        interval: Two-sided level -> the interval of a mean, which excludes 0 if and only if p is at most the
-            level; None for a statistic without one.
-    """
-
-    p_value: float
-    attainable: float
-    units: int
-    resamples: int
-    exact: bool
+    p_value: float  # probability of a statistic at least as extreme under exchangeable labels
+    attainable: float  # smallest attainable p-value with these units: all contributions have the same sign
+    units: int  # number of units whose swap changes the statistic
+    resamples: int  # number of swaps evaluated: all if `exact`, else the number of random swaps
+    exact: bool  # whether every swap was enumerated
+    # Two-sided level -> the interval of a mean, which excludes 0 if and only if p is at most the level; None
+    # for a statistic without one
     interval: Callable[[float], Interval | None] | None = field(default=None, repr=False, compare=False)
 
 
@@ -136,19 +128,14 @@ def unit_sums(contributions: FloatArray, units: IntArray | None = None) -> Float
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """The differences that a swap test does not reject, at every level.
+    """The differences that a swap test does not reject, at every level."""
 
-    Attributes:
-        centre: The weighted mean.
-        means: The weighted mean of the units that each swap changes, ascending; of swaps that change any.
-        swaps: Number of swaps, the observed labelling included.
-        variance: Variance of an independent error of the mean, added in quadrature to each half of the
-            interval: that of the choice of rates.
-    """
-
-    centre: float
+    centre: float  # the weighted mean
+    # The weighted mean of the units that each swap changes, ascending; of swaps that change any
     means: FloatArray
-    swaps: int
+    swaps: int  # number of swaps, the observed labelling included
+    # Variance of an independent error of the mean, added in quadrature to each half of the interval: that of
+    # the choice of rates
     variance: float = 0.0
 
     def interval(self, level: float) -> Interval | None:

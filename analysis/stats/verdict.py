@@ -48,43 +48,25 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim about a treatment and a control, with its evidence.
-
-    Attributes:
-        claim: The claim.
-        treatment: Label of the arm under study.
-        control: Label of the arm it is compared with.
-        estimate: The difference (or log ratio) with its standard error.
-        unit: Unit of the estimate.
-        test: The test of no difference: a swap test, or a t test.
-        replicates: n; for a sweep never the number of prompts, steps or batches.
-        alpha: Level of the family of tests.
-        family: Number of tests in the family, for which it is corrected.
-        margin: Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded.
-        share: The counts of a claim on frontier shares, shown instead of the difference.
-        doubt: Why the result is inconclusive whatever the test, or "".
-        untested: Why there is no test, or "".
-        withheld: Why there is no verdict, or "".
-        note: Additional evidence, or "".
-        blocks: Number of blocks of the replicates; 0 without blocks.
-    """
+    """One claim about a treatment and a control, with its evidence."""
 
     claim: Claim
-    treatment: str
-    control: str
-    estimate: Estimate
+    treatment: str  # label of the arm under study
+    control: str  # label of the arm it is compared with
+    estimate: Estimate  # the difference (or log ratio) with its standard error
     unit: str
-    test: SwapTest | TTest
-    replicates: int
-    alpha: float = 0.05
-    family: int = 1
+    test: SwapTest | TTest  # the test of no difference: a swap test, or a t test
+    replicates: int  # n; for a sweep never the number of prompts, steps or batches
+    alpha: float = 0.05  # level of the family of tests
+    family: int = 1  # number of tests in the family, for which it is corrected
+    # Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded
     margin: float | None = None
-    share: Share | None = None
-    doubt: str = ""
-    untested: str = ""
-    withheld: str = ""
-    note: str = ""
-    blocks: int = 0
+    share: Share | None = None  # the counts of a claim on frontier shares, shown instead of the difference
+    doubt: str = ""  # why the result is inconclusive whatever the test, or ""
+    untested: str = ""  # why there is no test, or ""
+    withheld: str = ""  # why there is no verdict, or ""
+    note: str = ""  # additional evidence, or ""
+    blocks: int = 0  # number of blocks of the replicates; 0 without blocks
 
     @classmethod
     def about(cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest | TTest) -> Self:

@@ -43,21 +43,14 @@ _SETTLED = (State.DONE, State.DIVERGED)
 
 @dataclass
 class Ended:
-    """How a sweep ended.
+    """How a sweep ended."""
 
-    Args:
-        states: Cell id -> state.
-        reasons: Cell id -> why it is blocked.
-        ran: Number of cells that this call ran to a result.
-        refused: Results that differ from the published result of the same cell.
-        stopped: Whether it was stopped before its end.
-    """
-
-    states: dict[str, State]
-    reasons: dict[str, str] = field(default_factory=dict)
-    ran: int = 0
+    states: dict[str, State]  # cell id -> state
+    reasons: dict[str, str] = field(default_factory=dict)  # cell id -> why it is blocked
+    ran: int = 0  # number of cells that this call ran to a result
+    # Results that differ from the published result of the same cell
     refused: list[Path] = field(default_factory=list)
-    stopped: bool = False
+    stopped: bool = False  # whether it was stopped before its end
 
     @property
     def complete(self) -> bool:

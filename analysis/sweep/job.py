@@ -118,26 +118,16 @@ STOPPED = {128 + number for number in SIGNALS}
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to be run.
-
-    Args:
-        cell: The cell.
-        directory: The sweep's directory.
-        module: The package whose `fit` command runs it.
-        needs_checkpoint: Whether another cell needs its checkpoint.
-        rate: The rate chosen for its arm; None without tuning.
-        threads: Threads that it computes with.
-        token: Content of the file by which a machine recognises the sweep's directory.
-        software: What `environment` found where the sweep was started; empty if it runs there.
-    """
+    """A cell to be run."""
 
     cell: Cell
-    directory: Path
-    module: str
-    needs_checkpoint: bool
-    rate: float | None = None
-    threads: int = 1
-    token: str = ""
+    directory: Path  # the sweep's directory
+    module: str  # the package whose `fit` command runs it
+    needs_checkpoint: bool  # whether another cell needs its checkpoint
+    rate: float | None = None  # the rate chosen for its arm; None without tuning
+    threads: int = 1  # threads that it computes with
+    token: str = ""  # content of the file by which a machine recognises the sweep's directory
+    # What `environment` found where the sweep was started; empty if it runs there
     software: Mapping[str, str | int] = field(default_factory=dict)
 
 

@@ -3,20 +3,16 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import printable
 from lit_klrb.terminal import say_loading
 
 if TYPE_CHECKING:
-    from lit_klrb.comparison.compare import Measured, Track
+    from lit_klrb.comparison.compare import Measured
     from lit_klrb.comparison.measure import Advance
 
-# Seconds between lines of progress where standard error is not a terminal.
-PROGRESS_INTERVAL = 10.0
 EPILOG = """with --prompts, completions are sampled from the policy (and, for the other direction, from the
 reference); with --texts, the KL of the next token is averaged over the given contexts, which is another
 quantity.
@@ -107,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measured(options: argparse.Namespace) -> "Measured":
-    """Measure with progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
+    """Measure, with a progress bar on a terminal."""
     import torch
     from rich.console import Console
     from rich.progress import Progress
@@ -124,31 +120,10 @@ def _measured(options: argparse.Namespace) -> "Measured":
         sampling=Sampling(options.completions_per_prompt, options.max_new_tokens, options.temperature),
         **{name: value for name, value in vars(options).items() if name in known} | {"device": device},
     )
-    if not sys.stderr.isatty():
-        return comparison.run(_line_progress())
-    with Progress(console=Console(stderr=True)) as progress:
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
 
         def track(description: str, total: int) -> "Advance":
             task = progress.add_task(description, total=total)
             return lambda rows: progress.advance(task, rows)
 
         return comparison.run(track)
-
-
-def _line_progress() -> "Track":
-    """Progress for logs and pipes: lines on standard error, at least `PROGRESS_INTERVAL` seconds apart."""
-    printed_at = time.monotonic()
-
-    def track(description: str, total: int) -> "Advance":
-        done = 0
-
-        def advance(rows: int) -> None:
-            nonlocal done, printed_at
-            done += rows
-            if time.monotonic() - printed_at >= PROGRESS_INTERVAL:
-                printed_at = time.monotonic()
-                print(f"{printable(description)}: {done} of {total}", file=sys.stderr, flush=True)
-
-        return advance
-
-    return track

@@ -1,5 +1,8 @@
 """KL values: estimates of KL(policy || reference) in nats, for logging and for rewards.
 
+`logprobs` and `ref_logprobs` are the log-probabilities of each sampled token under policy and reference,
+shape [B, T], as is an estimate per token.
+
 Differentiating a value is in general not an estimate of the KL's gradient: train with `lit_klrb.estimators`.
 """
 
@@ -21,11 +24,7 @@ _MIN_LOGPROB = -60.0
 
 
 def kl_k1_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The k1 estimate, the log ratio log p(y_t) - log q(y_t): unbiased; can be negative.
-
-    Args:
-        logprobs: Log-probability of each sampled token under the policy, shape [B, T].
-        ref_logprobs: The same tokens under the reference, shape [B, T].
+    """The k1 estimate, the log ratio log p(y_t) - log q(y_t), [B, T]: unbiased; can be negative.
 
     Example:
         >>> p, q = torch.tensor([0.25]), torch.tensor([0.05])
@@ -38,11 +37,7 @@ def kl_k1_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_k2_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The k2 estimate, half the squared log ratio: never negative; biased, little for similar models.
-
-    Args:
-        logprobs: Log-probability of each sampled token under the policy, shape [B, T].
-        ref_logprobs: The same tokens under the reference, shape [B, T].
+    """The k2 estimate, half the squared log ratio, [B, T]: never negative; biased, little for similar models.
 
     Example:
         >>> kl_k2_per_token(torch.tensor([-1.0]), torch.tensor([-3.0])).item()
@@ -54,14 +49,9 @@ def kl_k2_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_k3_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The k3 estimate r + exp(-r) - 1 with r the log ratio: unbiased and never negative.
+    """The k3 estimate r + exp(-r) - 1 of the log ratio r, [B, T]: unbiased and never negative.
 
-    Args:
-        logprobs: Log-probability of each sampled token under the policy, shape [B, T].
-        ref_logprobs: The same tokens under the reference, shape [B, T].
-
-    Returns:
-        Shape [B, T]; -r is clamped to at most `MAX_EXPONENT` before `exp`.
+    -r is clamped to at most `MAX_EXPONENT` before `exp`.
 
     Example:
         >>> round(kl_k3_per_token(torch.tensor([0.0]), torch.tensor([1.0])).item(), 4)

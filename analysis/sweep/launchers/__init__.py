@@ -22,37 +22,22 @@ OWN = {
 
 
 class Exit(NamedTuple):
-    """How a job ended.
-
-    Args:
-        cell_id: Its cell.
-        code: Its exit code; a negative one is the signal that killed it.
-        reason: What the launcher knows beside, in one line.
-    """
+    """How a job ended."""
 
     cell_id: str
-    code: int
-    reason: str = ""
+    code: int  # its exit code; a negative one is the signal that killed it
+    reason: str = ""  # what the launcher knows beside, in one line
 
 
 class Options(NamedTuple):
-    """What launchers are made from.
+    """What launchers are made from."""
 
-    Args:
-        workers: Number of cells that run at the same time; None for as many as fit.
-        threads: Threads of a cell.
-        module: The package whose `fit` command runs a cell.
-        directory: The sweep's directory.
-        address: Where a cluster of Ray runs.
-        slurm: Options of sbatch, as on its command line.
-    """
-
-    workers: int | None
-    threads: int
-    module: str
-    directory: Path
-    address: str | None = None
-    slurm: str = ""
+    workers: int | None  # number of cells that run at the same time; None for as many as fit
+    threads: int  # threads of a cell
+    module: str  # the package whose `fit` command runs a cell
+    directory: Path  # the sweep's directory
+    address: str | None = None  # where a cluster of Ray runs
+    slurm: str = ""  # options of sbatch, as on its command line
 
 
 class Launcher(Protocol):
