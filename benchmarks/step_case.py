@@ -79,9 +79,9 @@ class Task(NamedTuple):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.folder, padding_side="left")
         return tokenizer
 
-    def batch(self, repeats: int = 1) -> dict[str, torch.Tensor]:
-        """The prompts' tokens, left-padded, each prompt a number of times."""
-        encoded = self.tokenizer([*self.prompts] * repeats, return_tensors="pt", padding=True)
+    def batch(self) -> dict[str, torch.Tensor]:
+        """The prompts' tokens, left-padded."""
+        encoded = self.tokenizer([*self.prompts], return_tensors="pt", padding=True)
         return {"tokens": encoded["input_ids"], "attention_mask": encoded["attention_mask"].bool()}
 
     def pairs(self) -> list[tuple[str, str, str]]:

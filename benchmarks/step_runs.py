@@ -142,7 +142,7 @@ def our_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
     module = DistillModule(
         policy_path=str(task.folder),
         reference_path=str(task.folder),
-        completions_per_prompt=1,
+        completions_per_prompt=task.completions_per_prompt,
         max_new_tokens=task.completion_tokens,
         stop_at_eos=False,
         learning_rate=case.LEARNING_RATE,
@@ -153,7 +153,7 @@ def our_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
         RolloutThroughput(),
         LambdaCallback(on_train_batch_end=clock.tick),
     )
-    logger = _fit(task, module, task.batch(task.completions_per_prompt), cycles, *callbacks)
+    logger = _fit(task, module, task.batch(), cycles, *callbacks)
     return clock.seconds(1), logger.shares
 
 
