@@ -1,5 +1,6 @@
 """What a command line sets, as keys and values in the order given; and the estimator if it sets none."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,12 @@ def default_options(given: dict[str, Any]) -> tuple[str, ...]:
     without_reward = str(given.get("model")).rpartition(".")[2] == DistillModule.__name__
     named = given.get("kl") or given.get("kl.estimator")
     return OPTIONS_WITHOUT_REWARD if without_reward and not named else ()
+
+
+def check_text(settings: Mapping[str, Any]) -> None:
+    """Refuse text that no file name and no log can hold."""
+    for key, value in settings.items():
+        texts = [key, value] if isinstance(value, str) else [key]
+        if any(re.search("[\0\ud800-\udfff]", text) for text in texts):
+            problem = "is not text: it has a null character or a lone surrogate"
+            raise ConfigurationError(f"{value!r} {problem}", key=key)

@@ -1,9 +1,8 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
 
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import lightning as L
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -32,7 +30,14 @@ from lit_klrb.callbacks import (
     StopBetweenSteps,
 )
 from lit_klrb.cli.door import Door, OneLineParser
-from lit_klrb.cli.given import WITH_REWARD, default_options, flattened, given_settings, option_key
+from lit_klrb.cli.given import (
+    WITH_REWARD,
+    check_text,
+    default_options,
+    flattened,
+    given_settings,
+    option_key,
+)
 from lit_klrb.cli.mistakes import EndedError, ending_of, once_of_a_kind, quiet
 from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
@@ -43,7 +48,7 @@ from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.lightning_internals import say_before_kill
 from lit_klrb.run.loggers import run_loggers
-from lit_klrb.run.options import check_training_options
+from lit_klrb.run.options import check_accelerator, check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
 from lit_klrb.terminal import say_once
@@ -302,26 +307,6 @@ class LitCLI(LightningCLI):
             if not isinstance(profiler, PassThroughProfiler):
                 self.model.print(profiler.summary())
             self.model.print(f"wrote {self.directory.path} ({self.trainer.global_step} steps)")
-
-
-def check_text(settings: Mapping[str, Any]) -> None:
-    """Refuse text that no file name and no log can hold."""
-    for key, value in settings.items():
-        texts = [key, value] if isinstance(value, str) else [key]
-        if any(re.search("[\0\ud800-\udfff]", text) for text in texts):
-            problem = "is not text: it has a null character or a lone surrogate"
-            raise ConfigurationError(f"{value!r} {problem}", key=key)
-
-
-def check_accelerator(name: Any) -> None:
-    """Check that this machine has an accelerator."""
-    known = AcceleratorRegistry.items()
-    available = ["auto", *sorted(name for name, entry in known if entry["accelerator"].is_available())]
-    if {"cuda", "mps"} & {*available}:
-        available.append("gpu")
-    if isinstance(name, str) and name not in available:
-        problem = f"{name!r} is not available; this machine has {', '.join(available)}"
-        raise ConfigurationError(problem, key="accelerator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

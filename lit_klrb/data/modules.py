@@ -1,13 +1,13 @@
 """LightningDataModules: texts as language-model batches, prompts, and preferences as pairs."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
 
-from lit_klrb.data.base import CorpusDataModule
+from lit_klrb.data.base import CorpusDataModule, GivenAnswers, WholeTexts
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.corpora import GRAMMAR
 from lit_klrb.data.encode import Encoded, LeftOutError, Reader
@@ -17,64 +17,6 @@ from lit_klrb.data.lengths import Selection, check_context_length, context_lengt
 from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, differing, prompt_batch
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError, check_at_least
-
-# Maximum number of tokens of a row unless `max_tokens` or the model's context says otherwise.
-LONGEST = 1024
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class GivenAnswers(CorpusDataModule, ABC):
-    """Rows with texts or answers of a maximum number of tokens.
-
-    Args:
-        max_tokens: Rows with more tokens are left out, or see `overlong`; by default the model's context
-            length, at most 1,024. What is sampled has a limit of its own.
-    """
-
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(2, max_tokens=LONGEST if self.max_tokens is None else self.max_tokens)
-
-    @property
-    def limit(self) -> int:
-        """Maximum number of tokens of a row."""
-        model = self.learner.trained
-        if self.max_tokens is None:
-            return min(context_length(model) or LONGEST, LONGEST)
-        given = str(self.max_tokens)
-        check_context_length(model, self.max_tokens, "the model", key="max_tokens", given=given)
-        return self.max_tokens
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class WholeTexts(GivenAnswers, ABC):
-    """Whole texts.
-
-    Args:
-        batch_size: Rows per training batch.
-        eval_batch_size: Rows per evaluation batch.
-        system_prompt: A system message for conversations without one.
-    """
-
-    batch_size: int = 64
-    train_size: int = 20_000
-    eval_size: int = 512
-    eval_batch_size: int = 64
-
-    def examples(self, split: str) -> list[Any]:
-        """Token ids of each row."""
-        reader, limit = self.reader(), self.limit
-
-        def make(index: int, row: Row) -> Any:
-            return self.encoded(reader, row, self.selections[split])
-
-        return self.read(split, self.reviews[split], make, limit)
-
-    @abstractmethod
-    def encoded(self, reader: Reader, row: Row, selection: Selection) -> Any:
-        """The token ids of a row."""
 
 
 @final

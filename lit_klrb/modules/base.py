@@ -23,8 +23,7 @@ from lit_klrb.data.encode import end_tokens
 from lit_klrb.distributed import FSDP2, check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
-from lit_klrb.models.adapters import adapter_settings, add_adapter
-from lit_klrb.models.backbones import check_layers, with_layers
+from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.precision import slow_precision
 from lit_klrb.models.rehearsal import current_rehearsal
 from lit_klrb.models.sharding import shard
@@ -33,7 +32,6 @@ from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
 from lit_klrb.run.resumable import check_states
-from lit_klrb.seeding import derive_seed
 
 log = logging.getLogger(__name__)
 
@@ -296,47 +294,3 @@ class TrainedModule(L.LightningModule, ABC):
         for logger in self.trainer.loggers:
             logger.log_metrics({f"{stage}/{name}": value for name, value in metrics.items()}, step=0)
         return None
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class PolicyModule(TrainedModule, ABC):
-    """A module that trains a language model.
-
-    Args:
-        policy_path: The initial policy: a hub id, a folder, a .gguf file or a checkpoint. If it has an
-            adapter, only the adapter is trained.
-        policy_layers: Indices of the layers of that model to keep, such as [0, 1, 2, 5], in this order; by
-            default all.
-        lora: Train a new LoRA adapter instead of all weights: arguments of `peft.LoraConfig`, such as
-            {r: 8, lora_alpha: 16}. By default every linear layer except the head has an adapter.
-    """
-
-    role = loading.POLICY
-
-    policy_path: str | None = None
-    policy_layers: list[int] | None = None
-    lora: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.policy: PreTrainedModel
-        if self.policy_layers is not None:
-            check_layers(self.policy_layers)
-            config = loading.POLICY.config_key
-            if getattr(self, config, None) is not None:
-                raise ConfigurationError(
-                    f"needs policy_path; {config} has its own number of layers", key="policy_layers"
-                )
-
-    @abstractmethod
-    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The initial policy, without a new adapter, and its tokenizer."""
-
-    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The policy to train: with the layers to keep, a new adapter if `lora` is set, and its tokenizer."""
-        policy, tokenizer = self.build_policy()
-        if self.policy_layers is not None:
-            policy = with_layers(policy, self.policy_layers)
-        if self.lora is not None:
-            policy = add_adapter(policy, self.lora, derive_seed(self.seed, "adapter"))
-        return policy, tokenizer

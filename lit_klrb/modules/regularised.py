@@ -19,7 +19,7 @@ from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.served import ServedTeacher
-from lit_klrb.modules.base import PolicyModule
+from lit_klrb.modules.policy import PolicyModule
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward, no_reward, reward_parts
 from lit_klrb.rollouts.pair import Loaded, Pair

@@ -14,7 +14,7 @@ from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, split_model
 from lit_klrb.models.scoring import completion_logprobs
-from lit_klrb.modules.base import PolicyModule
+from lit_klrb.modules.policy import PolicyModule
 from lit_klrb.seeding import derive_seed, forked_rng
 
 

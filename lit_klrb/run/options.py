@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from lightning.pytorch.accelerators import AcceleratorRegistry
+
 from lit_klrb.errors import ConfigurationError
 
 
@@ -102,3 +104,14 @@ def check_training_options(options: Mapping[str, Any]) -> None:
             callbacks = isinstance(options[name], list) and options[name]  # named by the rule
             given = "" if callbacks else f", got {options[name]}"
             raise ConfigurationError(f"{rule.description}{given}", key=name)
+
+
+def check_accelerator(name: Any) -> None:
+    """Check that this machine has an accelerator."""
+    known = AcceleratorRegistry.items()
+    available = ["auto", *sorted(name for name, entry in known if entry["accelerator"].is_available())]
+    if {"cuda", "mps"} & {*available}:
+        available.append("gpu")
+    if isinstance(name, str) and name not in available:
+        problem = f"{name!r} is not available; this machine has {', '.join(available)}"
+        raise ConfigurationError(problem, key="accelerator")
