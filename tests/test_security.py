@@ -20,6 +20,7 @@ PLACES = {
     "lit_klrb/integrations/trl_checkpoints.py": {"pickle"},  # the name of its error
     "lit_klrb/cli/setting_types.py": {"import_module"},  # classes that a configuration names
     "analysis/sweep/launchers/slurm.py": {"pickle"},  # a job in the script that the sweep itself wrote
+    "analysis/sweep/launchers/ray.py": {"pickle"},  # a job of the sweep itself, which Ray would pickle too
     "analysis/sweep/warm.py": {"import_module"},  # the sweep's own job
     "analysis/sweep/job.py": {"run_module"},  # the module that a plan names
 }
