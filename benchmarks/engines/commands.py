@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300) -> None:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 1200) -> None:
     """Wait for a condition.
 
     Raises:
@@ -113,12 +114,18 @@ def fit(title: str, stage: str, *words: object) -> bool:
     """Run a stage of the demo, or another configuration, in a new folder of the title's name."""
     root = new_folder(title)
     done = ran(title, fit_command(root, stage, *words))
-    for path in sorted(root.rglob("metrics.csv")):
-        with path.open() as rows:
-            found = [row[SAMPLER_KL] for row in csv.DictReader(rows) if row.get(SAMPLER_KL)]
-        if found:
-            print(f"  {SAMPLER_KL}: {', '.join(f'{float(value):.1e}' for value in found)}", flush=True)
+    if found := logged(title, SAMPLER_KL):
+        print(f"  {SAMPLER_KL} before each update: {', '.join(f'{kl:.1e}' for kl in found)}", flush=True)
     return done
+
+
+def logged(title: str, metric: str) -> list[float]:
+    """The values of a metric of a run."""
+    rows: list[dict[str, str]] = []
+    for path in sorted(folder_of(title).rglob("metrics.csv")):
+        with path.open() as file:
+            rows += csv.DictReader(file)
+    return [float(row[metric]) for row in rows if row.get(metric)]
 
 
 def fit_command(root: Path, stage: str, *words: object) -> list[str]:
@@ -188,3 +195,10 @@ def same_results(title: str, other: str) -> bool:
 def checkpoint_of(title: str) -> Path:
     """The checkpoint of a run."""
     return folder_of(title) / schema.CHECKPOINT
+
+
+@cache
+def small_llama() -> Path:
+    """The checkpoint of a Llama that writes the demo's texts, trained once."""
+    fit("sft", "sft", "--model.policy_config", LLAMA, "--trainer.max_steps", 60)
+    return checkpoint_of("sft")

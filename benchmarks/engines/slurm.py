@@ -1,4 +1,4 @@
-"""A cluster of SLURM with two nodes on this machine: a sweep by jobs, and a run that is requeued."""
+"""A cluster of SLURM with two nodes on this machine: sweeps by jobs, and a run that is requeued."""
 
 import getpass
 import os
@@ -65,8 +65,8 @@ def asked(*words: str, script: str | None = None) -> str:
 
 
 @contextmanager
-def cluster() -> Iterator[None]:
-    """Start the daemons, and stop them and all jobs at the end of the block."""
+def cluster(mount: str = "") -> Iterator[None]:
+    """Start the daemons, and stop them and all jobs at the end of the block; only node two sees `mount`."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm")))
         user, host = getpass.getuser(), socket.gethostname().partition(".")[0]
@@ -81,11 +81,14 @@ def cluster() -> Iterator[None]:
         munged = ["munged", "--foreground", "--force", f"--key-file={key}", *places]
         os.environ["SLURM_CONF"] = str(file)
         stack.enter_context(running("munged", munged))
-        wait_until(heard.exists, "munged", 20)
+        wait_until(heard.exists, "munged")
         stack.enter_context(running("slurmctld", ["slurmctld", "-D"]))
         for name in ("one", "two"):
-            stack.enter_context(running(f"slurmd {name}", ["slurmd", "-D", "-N", name]))
-        wait_until(lambda: asked("sinfo", "-h", "-o", "%D %t") == "2 idle", "SLURM", 60)
+            command = ["slurmd", "-D", "-N", name]
+            if mount and name == "two":
+                command = ["unshare", "--mount", "sh", "-c", f"{mount} && exec {shlex.join(command)}"]
+            stack.enter_context(running(f"slurmd {name}", command))
+        wait_until(lambda: asked("sinfo", "-h", "-o", "%D %t") == "2 idle", "SLURM")
         stack.callback(asked, "scancel", f"--user={user}")
         yield
 
@@ -129,10 +132,21 @@ def drained() -> bool:
     return tell(title, code, started) and same_results(title, "sweep local") and done
 
 
+def misplaced() -> bool:
+    """Six cells as jobs, of which a node without the sweep's directory can run none."""
+    title = "sweep slurm without a folder"
+    plan, folder = six_cells(title), folder_of(title).absolute()
+    folder.mkdir()
+    with cluster(f"mount -t tmpfs none {shlex.quote(str(folder))}"):
+        done = ran(title, sweep_command(plan, "--launcher", "slurm", "--workers", 2))
+    return done and same_results(title, "sweep local")
+
+
 def run() -> bool:
-    """Both, if SLURM is installed."""
+    """All, if SLURM is installed."""
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         print(f"slurm: left out, as this machine has no {missing[0]} (apt-get install slurm-wlm munge)")
         return True
     with cluster():
-        return all([requeued(), drained()])
+        done = [requeued(), drained()]
+    return all([*done, misplaced()])
