@@ -75,18 +75,14 @@ class Stopped(Exception):
 
 
 class StopAt(Callback):
-    """Ends the run after a number of batches, or during a validation."""
+    """Ends the run after a number of batches."""
 
-    def __init__(self, batches, in_validation=False):
-        self.batches, self.in_validation, self.seen = batches, in_validation, 0
+    def __init__(self, batches):
+        self.left = batches
 
     def on_train_batch_end(self, *_):
-        self.seen += 1
-        if self.seen == self.batches and not self.in_validation:
-            raise Stopped
-
-    def on_validation_batch_start(self, trainer, *_):
-        if self.in_validation and not trainer.sanity_checking and self.seen >= self.batches:
+        self.left -= 1
+        if self.left == 0:
             raise Stopped
 
 

@@ -2,17 +2,25 @@
 
 import inspect
 import re
-import subprocess
-import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from benchmarks.kills.children import Child
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGES = ("functional", "functional.enumeration", "estimators", "modules", "callbacks", "studies")
+
+
+def built(arguments):
+    from sphinx.cmd.build import build_main
+
+    warnings.simplefilter("ignore")  # Sphinx counts its own
+    return build_main(arguments)
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +29,10 @@ def site(tmp_path_factory):
     report = target / "replication" / "results" / "noise" / "report.html"  # as `make docs` has written it
     report.parent.mkdir(parents=True)
     report.write_text("the report")
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-W", "-c", DOCS, ROOT, target]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    log = tmp_path_factory.mktemp("log") / "log"
+    arguments = ["-q", "-b", "html", "-W", "-c", str(DOCS), str(ROOT), str(target)]
+    with Child(built, arguments, log, {}) as child:  # as it leaves much behind in its process
+        assert child.wait() == 0, log.read_text()[-3000:]
     return target
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lit_klrb.run import checkpoints
+
 BEGIN, RENAMED, END = b"<", b"=", b">"
 
 
@@ -142,8 +144,6 @@ def _run(
 
 
 def _tell_of_saves(tell: int) -> None:
-    from lit_klrb.run import checkpoints
-
     save, sync = checkpoints.CheckpointFiles.save_checkpoint, checkpoints.sync
 
     def told_save(*arguments: Any, **keywords: Any) -> None:

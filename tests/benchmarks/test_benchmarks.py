@@ -21,7 +21,8 @@ def test_a_variant_agrees_with_float64(variant):
         pytest.skip(f"{needed} is not installed")
     if variant.options.get("compile_body"):
         pytest.skip("the compiled bodies are tested where they live")
-    (errors,) = op.accuracy([variant], CASE).values()
+    with torch.compiler.set_stance("force_eager"):  # Liger's are compiled when they are timed
+        (errors,) = op.accuracy([variant], CASE).values()
     for error in errors:
         assert error is None or error < 1e-4
     assert errors[2] is not None
@@ -42,7 +43,8 @@ def test_the_floor_of_a_training_step_has_its_operations(tmp_path, monkeypatch, 
     monkeypatch.setattr(
         floor, "interleaved_times", lambda runs, rounds: {name: [operations(runs[name])] for name in runs}
     )
-    task = step_case.tiny(tmp_path)._replace(lora=lora)
+    task = step_case.tiny(tmp_path)
+    task = task._replace(lora=lora, prompts=task.prompts[:4])
     for epochs in (1, 4):
         assert floor.seconds(task, epochs) == pytest.approx(task.operations(epochs), rel=0.03)
 

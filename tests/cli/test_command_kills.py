@@ -71,7 +71,6 @@ def contents(place):
     return found
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("command", [study, import_gguf])
 def test_a_command_that_is_killed_and_repeated(chain, tmp_path, command):
     draw, place = random.Random(command.__name__), tmp_path / "place"

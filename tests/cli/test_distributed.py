@@ -41,7 +41,6 @@ LORA = ("--model.lora", "{r: 2, init_lora_weights: true}")
 # The policy without its adapter is the reference
 OFF = (*LORA, "--model.reference_path", "null", "--model.policy_path")
 KEEPER = "--trainer.callbacks+=cli_keeper.GradientKeeper"
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
 def fit(chain, stage, run, *extra):

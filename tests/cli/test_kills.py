@@ -23,7 +23,6 @@ def run_with_one_thread(argv):
     return main(argv)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(chain, tmp_path):
     """At a random time, while a checkpoint is written, and after it."""
     whole, run, temporary = tmp_path / "whole", tmp_path / "run", tmp_path / "temporary"

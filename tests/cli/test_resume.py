@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from runs import StopAt, Stopped, assert_same_run, differences, equal, trained, weights_of, with_callback
+from runs import assert_same_run, differences, equal, trained, weights_of, with_callback
 
 from lit_klrb.callbacks import RunCheckpoint
 from lit_klrb.cli import lightning as cli
@@ -43,29 +43,46 @@ CUTS = [
 ]
 
 
+class Copies(Callback):
+    """Copies the run directory after each batch and at the start of each validation, as a kill leaves it."""
+
+    def __init__(self, root):
+        self.root, self.seen = root, 0
+
+    def on_train_batch_end(self, *_):
+        self.seen += 1
+        self.copy(False)
+
+    def on_validation_batch_start(self, trainer, *_):
+        if not trainer.sanity_checking:
+            self.copy(True)
+
+    def copy(self, in_validation):
+        target = self.root / f"{self.seen}{in_validation}"
+        if not target.exists():
+            shutil.copytree(self.root / "run", target)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(chain, tmp_path_factory):
     @cache
     def make(case):
         stage, extra = CASES[case]
-        run = tmp_path_factory.mktemp("undisturbed")
-        assert chain.run("fit", stage, *EVERY_STEP, *extra, run=run) == 0
-        return run
+        root = tmp_path_factory.mktemp("undisturbed")
+        with pytest.MonkeyPatch.context() as patched:
+            # After the checkpoint callback, which is always last: its file is on disk.
+            with_callback(patched, Copies(root), last=True)
+            assert chain.run("fit", stage, *EVERY_STEP, *extra, run=root / "run") == 0
+        return root
 
     return make
 
 
 @pytest.mark.parametrize(("case", "batches", "in_validation"), CUTS)
-def test_a_stopped_run_ends_like_an_undisturbed_one(
-    chain, tmp_path, monkeypatch, undisturbed, case, batches, in_validation
-):
+def test_a_stopped_run_ends_like_an_undisturbed_one(chain, undisturbed, case, batches, in_validation):
     stage, extra = CASES[case]
-    expected, run = undisturbed(case), tmp_path / "run"
-    with monkeypatch.context() as patched:
-        # After the checkpoint callback, which is always last: its file is on disk.
-        with_callback(patched, StopAt(batches, in_validation), last=True)
-        with pytest.raises(Stopped):
-            chain.run("fit", stage, *EVERY_STEP, *extra, run=run)
+    root = undisturbed(case)
+    expected, run = root / "run", root / f"{batches}{in_validation}"
     resume = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     assert chain.run("fit", stage, *EVERY_STEP, *extra, *resume, run=run) == 0
     assert len(list(run.glob("metrics/attempt_*"))) == 2

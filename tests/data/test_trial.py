@@ -10,7 +10,7 @@ from lit_klrb.errors import ConfigurationError
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(chat, "SECONDS", 2)
+    monkeypatch.setattr(chat, "SECONDS", 1)
 
 
 def test_time_and_memory_are_bounded_and_errors_are_not_its_business():

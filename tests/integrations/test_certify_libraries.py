@@ -55,10 +55,8 @@ def test_functions_of_trl_and_liger(monkeypatch, path, options, gradient, scale,
     assert not has_gradient(found, "kl")
 
 
-def grpo_of_trl(
-    per_token_logps, ref_per_token_logps, old_per_token_logps, completion_mask, advantages, **own
-):
-    """TRL's own `_compute_loss`, with given log-probabilities in place of a model's."""
+def grpo_of_trl(**own):
+    """TRL's own `_compute_loss`, with given log-probabilities in place of a model's, as a user wraps it."""
     from trl import GRPOTrainer
 
     trainer = MagicMock(
@@ -67,14 +65,13 @@ def grpo_of_trl(
         max_completion_length=4, aux_loss_enabled=False, _entropy_bonus_enabled=False, **own,
     )  # fmt: skip
     trainer.args.use_bias_correction_kl, trainer.args.delta = own.get("corrected", True), None
-    entropies = torch.zeros_like(per_token_logps)
-    trainer._get_per_token_logps_and_entropies.return_value = per_token_logps, entropies, None
     trainer.accelerator.gather = lambda values: values
-    prompt = torch.zeros(len(completion_mask), 1, dtype=torch.long)
-    return GRPOTrainer._compute_loss(
-        trainer,
-        None,
-        {
+
+    def loss(per_token_logps, ref_per_token_logps, old_per_token_logps, completion_mask, advantages):
+        given = per_token_logps, torch.zeros_like(per_token_logps), None
+        trainer._get_per_token_logps_and_entropies.return_value = given
+        prompt = torch.zeros(len(completion_mask), 1, dtype=torch.long)
+        inputs = {
             "prompt_ids": prompt,
             "prompt_mask": prompt + 1,
             "completion_ids": completion_mask,
@@ -82,8 +79,10 @@ def grpo_of_trl(
             "advantages": advantages,
             "old_per_token_logps": old_per_token_logps,
             "ref_per_token_logps": ref_per_token_logps,
-        },
-    )
+        }
+        return GRPOTrainer._compute_loss(trainer, None, inputs)
+
+    return loss
 
 
 @pytest.mark.parametrize(
@@ -95,14 +94,7 @@ def grpo_of_trl(
     ],
 )
 def test_the_loss_of_trls_grpo_trainer(options, gradient, off_policy, normalisation):
-    def loss(
-        per_token_logps, ref_per_token_logps, old_per_token_logps, completion_mask, advantages
-    ):  # as a user wraps it
-        return grpo_of_trl(
-            per_token_logps, ref_per_token_logps, old_per_token_logps, completion_mask, advantages, **options
-        )
-
-    found = certificate("trl", loss)
+    found = certificate("trl", grpo_of_trl(**options))
     assert (found.on_policy.name, found.on_policy.normalisation) == (gradient, normalisation)
     assert found.on_policy.scale == pytest.approx(0.1)
     assert found.off_policy.name == off_policy

@@ -29,12 +29,11 @@ def test_the_speed_is_a_ratio_of_measured_times(monkeypatch):
     assert passes.bfloat16_speed.__wrapped__() == 0.25
 
 
-def test_check_and_the_start_of_a_run_say_it(monkeypatch, capsys, caplog, tmp_path):
+def test_check_and_the_start_of_a_run_say_it(chain, monkeypatch, capsys, caplog, tmp_path):
     monkeypatch.setattr(passes, "bfloat16_speed", lambda: 0.2)
-    options = ["--config", "configs/demo/sft.yaml", "--trainer.precision", "bf16-mixed"]
-    assert main(["check", *options]) == 0
+    options = ["--trainer.precision", "bf16-mixed"]
+    assert main(["check", *chain.commands.argv("fit", "sft", *options)[1:]]) == 0
     assert "0.20 of the speed of float32" in capsys.readouterr().err + caplog.text
     caplog.clear()
-    short = ["--trainer.max_steps", "1", "--data.train_size", "32", "--data.eval_size", "32"]
-    assert main(["fit", *options, *short, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    assert chain.run("fit", "sft", *options, run=tmp_path) == 0
     assert "0.20 of the speed of float32" in capsys.readouterr().err + caplog.text

@@ -141,7 +141,6 @@ def gradient(kind, root, path, parts, processes=1):
 @pytest.mark.filterwarnings(
     "ignore:.isinstance:FutureWarning",
     "ignore:Found .* eval mode",
-    "ignore:.*multi-threaded.*fork:DeprecationWarning",
 )
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_gradients_are_equal_however_rows_are_split(kind, root, tmp_path):

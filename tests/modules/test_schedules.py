@@ -1,7 +1,5 @@
 """The schedules are those of transformers, without its import of peft, and nothing else sets a rate."""
 
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -45,8 +43,3 @@ def test_a_rate_that_a_callback_finds_is_refused(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigurationError, match=f"^{said}"):
         check_training_options({"max_steps": 1, "callbacks": [BatchSizeFinder()]})
-
-
-def test_peft_is_imported_only_for_an_adapter():
-    program = "import sys, lit_klrb.modules; sys.exit('peft' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

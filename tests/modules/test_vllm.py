@@ -151,19 +151,20 @@ def test_the_engines_own_logprobs_say_what_was_sampled(chain, tmp_path, vllm):
     assert module.experience.metrics["sampler_kl"] < 1e-6
 
 
-def expected_gradient(module, batch, probabilities, sampler=None):
+def expected_gradient(module, batch, tokens, probabilities, sampler=None):
     """The expectation of a step's gradient over completions of one token, by their probabilities."""
     total = 0
     prompts, mask = (batch[name].repeat_interleave(2, 0) for name in ("tokens", "attention_mask"))
     one = torch.ones(2, 1, dtype=torch.bool)
-    for token, probability in enumerate(probabilities):
-        tokens = torch.cat([prompts, torch.full((2, 1), token)], 1)
+    for token in tokens:
         logprobs = None if sampler is None else sampler[token].log().expand(2, 1)
-        drawn = Rollout(tokens, torch.cat([mask.bool(), one], 1), one, logprobs)
+        drawn = Rollout(
+            torch.cat([prompts, token.expand(2, 1)], 1), torch.cat([mask.bool(), one], 1), one, logprobs
+        )
         module.backend = lambda *_, rollout=drawn, **__: rollout
         module.zero_grad()
         module.training_step(batch, 0).backward()
-        total += probability * torch.cat([p.grad.flatten() for p in module.policy.parameters()])
+        total += probabilities[token] * torch.cat([p.grad.flatten() for p in module.policy.parameters()])
     return total
 
 
@@ -173,10 +174,17 @@ def test_samples_of_another_distribution_have_the_policys_gradient(chain, tmp_pa
     module, batch = attached(chain, tmp_path, estimator)
     batch = {name: value[:1] for name, value in batch.items()}
     module.completions_per_prompt = 2
-    logits = module.policy(batch["tokens"], attention_mask=batch["attention_mask"]).logits[0, -1].detach()
+    count = module.policy.config.vocab_size
+    tokens = torch.cat([batch["tokens"][0], torch.arange(0, count, 8)]).unique()
+    with torch.no_grad():  # no others are likely
+        hidden = module.policy.transformer(batch["tokens"]).last_hidden_state[0, -1]
+        others = torch.ones(count, dtype=torch.bool).index_fill(0, tokens, False)
+        module.policy.transformer.wte.weight[others] -= 30 * hidden / hidden.square().sum()
+    logits = module.policy(batch["tokens"]).logits[0, -1].detach()
     policy, sampler = logits.softmax(-1), (4 * logits).softmax(-1)
-    exact = expected_gradient(module, batch, policy)
-    other = expected_gradient(module, batch, sampler, sampler)
+    assert policy[others].sum() < 1e-6
+    exact = expected_gradient(module, batch, tokens, policy)
+    other = expected_gradient(module, batch, tokens, sampler, sampler)
     assert module.experience.metrics["sampler_kl"] > 0
     distance = (other - exact).norm() / exact.norm()
     assert distance < 1e-3 if unbiased else distance > 0.1

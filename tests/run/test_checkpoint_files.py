@@ -74,7 +74,6 @@ def killed_at(line, action):
         os._exit(0)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("hard_links", [True, False])
 def test_a_kill_at_any_line_leaves_a_whole_checkpoint_to_resume_from(tmp_path, monkeypatch, hard_links):
     last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"

@@ -57,7 +57,7 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
     return runs
 
 
-def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
+def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys, request):
     page = build(tuned(tmp_path, noise=0.01)).read_text("utf-8")
     assert "Tuned rates" in page
     assert "mathdefault" not in page, "labels of axes are plain text"
@@ -65,6 +65,8 @@ def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
     assert "the next two rates to try are 0.0008 and 0.0016" in page
     numbers = json.loads((tmp_path / "results.json").read_text())["sections"]["tuning"]
     assert {arm: numbers[arm]["chosen"] for arm in ESTIMATORS} == BEST
+    request.getfixturevalue("undrawn")
+    build(tmp_path)
     assert main(["verify", str(tmp_path)]) == 0
     assert replication(["publish", str(tmp_path), "--output", str(tmp_path / "shared")]) == 0
     assert main(["verify", str(tmp_path / "shared")]) == 0

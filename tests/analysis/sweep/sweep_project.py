@@ -3,17 +3,28 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import yaml
 
-from benchmarks.kills.children import session
+import analysis.report.assessment  # noqa: F401 - a sweep ends with it, and would import it each time
+from analysis.cli import main
+from benchmarks.kills.children import Child, session
 
 HERE = Path(__file__).parent
+
+
+class Command(Child):
+    """A command of `python -m analysis`."""
+
+    def ended(self, seconds=60):
+        """Wait for its end; return (exit code, output)."""
+        assert self.wait(seconds) is not None, "timed out"
+        os.close(self._told)
+        return self.code, self.log.read_text()
 
 
 class Project:
@@ -50,24 +61,22 @@ class Project:
         return path
 
     def start(self, *arguments, **environment):
-        """Start a command in a new session, as a terminal does."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "analysis", *map(str, arguments)],
-            cwd=self.directory,
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+        """Start a command in a new session, as a terminal does, forked from this process with its imports."""
+
+        def command(argv):
+            os.chdir(self.directory)
+            sys.path.insert(0, str(self.directory))
             # The tests may run in the background of a shell, which makes its children ignore Ctrl-C.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return main(argv)
+
+        descriptor, log = tempfile.mkstemp(".out", dir=self.directory)
+        os.close(descriptor)
+        return Command(command, [*map(str, arguments)], Path(log), self.environment | environment)
 
     def run(self, *arguments, **environment):
         """Run a command; return (exit code, output)."""
-        process = self.start(*arguments, **environment)
-        output, _ = process.communicate(timeout=120)
-        return process.returncode, output
+        return self.start(*arguments, **environment).ended(120)
 
     def results(self, name="plan"):
         return {path.name: path.read_bytes() for path in (self.directory / name / "results").iterdir()}
@@ -90,5 +99,5 @@ def kill_session(process):
     for pid in session(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
     wait_until(lambda: not session(process.pid))

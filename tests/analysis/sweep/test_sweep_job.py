@@ -12,8 +12,6 @@ from analysis.sweep import Store, job
 from analysis.sweep.job import FAILED, MISPLACED, PUBLISHED, Job, misplaced_exit, run_job
 from lit_klrb.errors import ConfigurationError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
 
 @pytest.fixture
 def store(project):

@@ -30,17 +30,15 @@ def test_workers_end_with_their_coordinator(project):
     wait_until(lambda: project.ran())
     # Coordinator, fork server, its tracker, and the worker.
     assert len(session(process.pid)) >= 3
-    process.kill()
-    process.communicate()
+    process.kill(alone=True)
     wait_until(lambda: not session(process.pid), seconds=10)
 
 
 def test_concurrent_sweeps_share_the_work_and_run_no_cell_twice(project):
     plan = project.write(rloo={"seconds": 0.1}, grid={"replicates": 4})
     processes = [project.start("sweep", "--config", plan, "--workers", 2) for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    assert all("18 cells: 18 done" in output for output in outputs)
+    ended = [process.ended() for process in processes]
+    assert all(code == 0 and "18 cells: 18 done" in output for code, output in ended), ended
     assert len(project.results()) == 18
     assert Counter(Counter(project.ran()).values()) == {1: 18}
 
@@ -57,17 +55,16 @@ def hunt(project, *, workers, kills, grid, seconds, seed):
     done, code = 0, None
     while code != 0:
         process = project.start("sweep", "--config", plan, "--workers", workers)
-        while done < kills and process.poll() is None:
+        while done < kills and process.wait(0) is None:
             least = due[done]
-            wait_until(lambda p=process, n=least: p.poll() is not None or published(project) >= n)
+            wait_until(lambda p=process, n=least: p.wait(0) is not None or published(project) >= n)
             victims = session(process.pid)
-            if process.poll() is None and victims:
+            if process.wait(0) is None and victims:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rng.choice(victims), signal.SIGKILL)
                     done += 1
-        process.communicate()
+        code = process.wait(60)
         wait_until(lambda p=process: not session(p.pid))
-        code = process.returncode
     check(project, "reference")
     assert not [*(project.directory / "plan" / "results").glob(".*")]
     assert done > kills // 2

@@ -1,5 +1,6 @@
 """Cells as Ray tasks: the same results as with the local launcher, even if a node or the driver fails."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -33,9 +34,9 @@ def test_a_stop_kills_the_cells_and_the_next_sweep_completes_them(project):
     plan = project.write(rloo=rloo)
     process = project.start("sweep", "--config", plan, "--launcher", "ray", "--workers", 2)
     wait_until(lambda: len(project.ran()) >= 4, seconds=120)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 143, output
+    os.kill(process.pid, signal.SIGTERM)
+    code, output = process.ended(120)
+    assert code == 143, output
     wait_until(lambda: not session(process.pid))
     # Cells that were running have no result.
     assert len(project.results()) < len({*project.ran()})
@@ -71,9 +72,8 @@ def cluster(project, mount=""):
 
 
 def ended(process):
-    output, _ = process.communicate(timeout=300)
-    print(output)
-    assert process.returncode == 0
+    code, output = process.ended(300)
+    assert code == 0, output
     return output
 
 

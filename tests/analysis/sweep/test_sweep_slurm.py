@@ -12,58 +12,51 @@ from sweep_project import HERE, wait_until
 from analysis.sweep.launchers import Options, launcher, slurm
 from lit_klrb.errors import ConfigurationError
 
-SMALL = {"replicates": 1, "beta": {0: 0.1}}
+GRID = {"replicates": 1, "beta": {0: 0.1}}
+SLURM = ("--launcher", "slurm")
 
 
 @pytest.fixture
-def cluster(project):
-    """A folder with the commands, in front of the PATH of the project's commands."""
+def cluster(project, monkeypatch):
+    """A folder with the commands, in front of the PATH of the project's commands, which ask them often."""
     folder = project.directory / "bin"
     folder.mkdir()
-    source = f"#!{sys.executable}\n" + (HERE / "fake_slurm.py").read_text()
+    source = f"#!{sys.executable} -IS\n" + (HERE / "fake_slurm.py").read_text()
     for name in ("sbatch", "squeue", "scancel", "scontrol"):
         (folder / name).write_text(source)
         (folder / name).chmod(0o755)
-    site = project.directory / "sitecustomize.py"  # the launcher asks every fifteen seconds
-    site.write_text("import analysis.sweep.launchers.slurm as slurm\nslurm.ASK = 0.2\n")
-    paths = os.pathsep.join([str(project.directory), project.environment["PYTHONPATH"]])
-    path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    project.environment |= {"PATH": path, "PYTHONPATH": paths}
+    project.environment |= {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])}
+    monkeypatch.setattr(slurm, "LOOK", 0.05)
+    monkeypatch.setattr(slurm, "ASK", 0.2)
     return folder
 
 
-def test_slurm_publishes_what_the_local_launcher_publishes(project, cluster):
-    grid = {"replicates": 1}
-    assert project.run("sweep", "--config", project.write("reference", grid=grid))[0] == 0
-    options = ("--launcher", "slurm", "--workers", 2, "--slurm", "--partition=short --mem=1G")
-    code, output = project.run("sweep", "--config", project.write(grid=grid), *options)
+def test_slurm_publishes_what_the_local_launcher_publishes_even_if_a_job_is_lost(project, cluster):
+    (cluster / "lost").touch()
+    assert project.run("sweep", "--config", project.write("reference", grid=GRID))[0] == 0
+    options = (*SLURM, "--workers", 2, "--slurm", "--partition=short --mem=1G")
+    code, output = project.run("sweep", "--config", project.write(grid=GRID), *options)
     assert code == 0, output
+    assert "ended without a result started slurmstepd: killed" in output
     assert project.results() == project.results("reference")
     submitted = (cluster / "submitted").read_text().splitlines()
-    assert len(submitted) == 6
+    assert len(submitted) == 5
     assert all(line.endswith("--cpus-per-task=1 --partition=short --mem=1G") for line in submitted)
     assert not (project.directory / "plan" / slurm.FOLDER).exists()
 
 
 def test_a_stop_saves_and_the_next_sweep_resumes(project, cluster):
-    plan = project.write(rloo={"waits": True}, grid=SMALL)
-    process = project.start("sweep", "--config", plan, "--launcher", "slurm")
+    plan = project.write(rloo={"waits": True}, grid=GRID)
+    process = project.start("sweep", "--config", plan, *SLURM)
     wait_until(lambda: len(project.ran()) == 4)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, output
+    os.kill(process.pid, signal.SIGTERM)
+    code, output = process.ended()
+    assert code == 143, output
     assert len(project.results()) == 2
-    code, output = project.run("sweep", "--config", plan, "--launcher", "slurm")
+    code, output = project.run("sweep", "--config", plan, *SLURM)
     assert code == 0, output
     logs = [path.read_text() for path in project.directory.glob("plan/cells/*/log.txt")]
     assert sum("resumed" in log for log in logs) == 2
-
-
-def test_a_lost_job_is_noticed_and_run_again(project, cluster):
-    (cluster / "lost").touch()
-    code, output = project.run("sweep", "--config", project.write(grid=SMALL), "--launcher", "slurm")
-    assert code == 0, output
-    assert "ended without a result started slurmstepd: killed" in output
 
 
 @pytest.mark.parametrize(
@@ -79,7 +72,7 @@ def test_a_node_that_cannot_run_cells_is_named_once_and_costs_no_attempt(project
     (project.directory / "other").mkdir()
     (project.directory / "other" / "fake_job.py").write_text("")
     (cluster / "unfit").write_text(f"{unfit}\n")
-    code, output = project.run("sweep", "--config", project.write(grid=SMALL), "--launcher", "slurm")
+    code, output = project.run("sweep", "--config", project.write(grid=GRID), *SLURM)
     assert code == 0, output
     (line,) = [line for line in output.splitlines() if "run elsewhere" in line]
     assert re.fullmatch(f"{reason}; its cells run elsewhere", line)

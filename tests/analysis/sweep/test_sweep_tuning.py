@@ -1,10 +1,11 @@
 """The tuning stage: it runs first, its choice is locked, and the grid uses it."""
 
 import json
+import shutil
 
 import pytest
 import yaml
-from sweep_project import kill_session, wait_until
+from sweep_project import Project, kill_session, wait_until
 
 from analysis.checks import load_sweep
 from analysis.design import expand, read_plan
@@ -13,6 +14,15 @@ from lit_klrb.errors import ConfigurationError
 
 TUNING = {"rates": [0.1, 0.2, 0.4], "replicates": 2, "key": "lr"}
 CELLS = 2 * 3 * 2 * 2  # arms, rates, betas, replicates
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A tuned sweep, which tests may copy."""
+    tuned = Project(tmp_path_factory.mktemp("tuned"))
+    path = tuned.write(tuning=TUNING)
+    tuned.code, tuned.output = tuned.run("sweep", "--config", path, "--workers", "2")
+    return tuned
 
 
 def rates_of(project, name="plan"):
@@ -27,19 +37,18 @@ def rates_of(project, name="plan"):
     return found
 
 
-def test_the_grid_runs_at_the_rates_that_the_tuning_stage_chose(project):
-    path = project.write(tuning=TUNING)
-    code, output = project.run("sweep", "--config", path, "--workers", "2")
-    assert code == 0, output
-    assert f"{2 + CELLS + 8} cells: {2 + CELLS + 8} done" in output
-    sweep = load_sweep(project.directory / "plan")
+def test_the_grid_runs_at_the_rates_that_the_tuning_stage_chose(tuned):
+    assert tuned.code == 0, tuned.output
+    assert f"{2 + CELLS + 8} cells: {2 + CELLS + 8} done" in tuned.output
+    path = tuned.directory / "plan.yaml"
+    sweep = load_sweep(tuned.directory / "plan")
     assert len(sweep.trials) == CELLS
     assert sweep.locked.recomputed
     assert not sweep.locked.changed_after_results
     assert not sweep.invalid
     assert sweep.locked.rates == choice_of(sweep.plan, sweep.runs).rates
-    assert rates_of(project) == {arm: {rate} for arm, rate in sweep.locked.rates.items()}
-    printed = project.run("plan", "--config", path)[1]
+    assert rates_of(tuned) == {arm: {rate} for arm, rate in sweep.locked.rates.items()}
+    printed = tuned.run("plan", "--config", path)[1]
     for arm, rate in sweep.locked.rates.items():
         beyond = {0.1: "0.05 and 0.025", 0.4: "0.8 and 1.6"}.get(rate)
         assert (f"{arm} is at the " in printed) == (beyond is not None)
@@ -47,19 +56,17 @@ def test_the_grid_runs_at_the_rates_that_the_tuning_stage_chose(project):
     seeds = {run.cell.seed for run in sweep.trials}
     assert len(seeds) == 4
     assert not seeds & {run.cell.seed for run in sweep.grid.values()}
-    order = project.ran()
+    order = tuned.ran()
     trials = {run.cell.id for run in sweep.trials}
     assert set(order[2 : 2 + CELLS]) == trials
-    before = (project.directory / "plan" / "plan.json").read_bytes()
-    code, output = project.run("sweep", "--config", path)
+    before = (tuned.directory / "plan" / "plan.json").read_bytes()
+    code, output = tuned.run("sweep", "--config", path)
     assert code == 0
     assert "no cell was run" in output
-    assert (project.directory / "plan" / "plan.json").read_bytes() == before
+    assert (tuned.directory / "plan" / "plan.json").read_bytes() == before
 
 
-def test_a_killed_sweep_continues_to_the_same_results(project):
-    whole = project.write(tuning=TUNING)
-    assert project.run("sweep", "--config", whole)[0] == 0
+def test_a_killed_sweep_continues_to_the_same_results(project, tuned):
     cut = project.write("cut", tuning=TUNING)
     for done in (3, CELLS + 1, CELLS + 4):
         process = project.start("sweep", "--config", cut, "--workers", "1")
@@ -67,11 +74,9 @@ def test_a_killed_sweep_continues_to_the_same_results(project):
         wait_until(lambda results=results, done=done: len(list(results.glob("*.json"))) >= done)
         kill_session(process)
     assert project.run("sweep", "--config", cut)[0] == 0
-    one, other = (
-        json.loads((project.directory / name / "plan.json").read_bytes()) for name in ("plan", "cut")
-    )
-    assert one["choice"] == other["choice"]
-    assert project.results("cut") == project.results("plan")
+    one, other = (path / "plan.json" for path in (tuned.directory / "plan", project.directory / "cut"))
+    assert json.loads(one.read_bytes())["choice"] == json.loads(other.read_bytes())["choice"]
+    assert project.results("cut") == tuned.results()
 
 
 def test_the_plan_prints_the_cells_of_tuning_and_their_time(project):
@@ -90,9 +95,8 @@ def test_without_a_result_of_every_trial_the_grid_is_blocked(project):
     assert "a cell of the tuning stage has no result" in output
 
 
-def test_a_choice_that_is_not_that_of_the_results_gives_no_verdict(project):
-    assert project.run("sweep", "--config", project.write(tuning=TUNING))[0] == 0
-    path = project.directory / "plan" / "plan.json"
+def test_a_choice_that_is_not_that_of_the_results_gives_no_verdict(tmp_path, tuned):
+    path = shutil.copytree(tuned.directory / "plan", tmp_path / "plan") / "plan.json"
     document = json.loads(path.read_bytes())
     for choice in ({**document["choice"], "rates": {"MonteCarlo": 9.0, "RaoBlackwell": 9.0}}, None):
         path.write_text(json.dumps({**document, "choice": choice}))
