@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from lit_klrb.cli.main import main
+from analysis.cli import main as analysis
+from lit_klrb.cli.main import COMMANDS as OURS, main
+from replication.__main__ import main as replication
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in PAGES}
+CONFIGS = [path for folder in ("configs", "replication") for path in (ROOT / folder).rglob("*.yaml")]
 COMMANDS = sorted(
     {
-        line.partition("#")[0].strip()
-        for text in TEXTS.values()
-        for line in re.findall(r"^python -m .*$", text, re.MULTILINE)
+        line.partition("#")[0].strip(" \\")
+        for page in [*PAGES, *CONFIGS]
+        for line in re.findall(r"^(?:#   (?:LIT\S+ )?)?(python -m .*)", page.read_text("utf-8"), re.M)
     }
 )
 # With their continuation lines, without those that import a module of the reader's
@@ -49,12 +52,18 @@ def test_the_python_examples_run(page, tmp_path, monkeypatch):
 
 
 def test_the_commands_name_what_is_there():
-    assert len(COMMANDS) > 20
+    """On the pages and in the comments of configurations."""
+    assert len(COMMANDS) > 150
+    for module, name in {(*command.split()[2:4],) for command in COMMANDS}:
+        if module in (mains := {"analysis": analysis, "replication": replication}):
+            with pytest.raises(SystemExit, match=r"^0$"):
+                mains[module]([name, "--help"])
+        else:
+            assert module == "benchmarks" or (module == "lit_klrb" and name in (*OURS, "count")), name
     for command in COMMANDS:
-        _, _, module, *arguments = command.split()
-        assert module in ("lit_klrb", "analysis", "benchmarks", "replication"), command
-        for option, value in pairwise(arguments):
-            assert option != "--config" or value.startswith("my_") or (ROOT / value).exists(), command
+        for option, value in pairwise(command.split()):
+            users = value.startswith(("my_", "RLOO"))  # a file of the reader's
+            assert option != "--config" or users or (ROOT / value).exists(), command
 
 
 def test_the_options_of_fit_are_what_it_takes(capsys):
