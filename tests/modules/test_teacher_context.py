@@ -225,7 +225,7 @@ def test_the_command_kl_gives_the_reference_its_context(folder, tmp_path, capsys
     models = ["--policy", str(folder / "student"), "--reference", str(folder / "other")]
     settings = ["--prompts", str(prompts), "--max_new_tokens", "1", "--batch_size", "2", "--json"]
     assert main(["kl", *models, *settings, *extra]) == 0
-    found = json.loads(capsys.readouterr().out)["policies"][0]["directions"]
+    found = json.loads(capsys.readouterr().out)["directions"]
     pairs = [
         (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
         for text in QUESTIONS[:5]
