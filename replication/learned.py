@@ -30,9 +30,11 @@ LAYERS, TOKENS = 16, 256
 # Beginnings of a review on which the network is trained, in tokens: answers are short.
 LENGTHS = (8, 16, 32, 64, 128, TOKENS)
 # Reviews that are read and kept together, and texts of a pass.
-SHARD, ROWS = 500, 10
+SHARD, ROWS = 500, 16
 # Passes of the network over the reviews.
 EPOCHS = 8
+# Scores of the beginnings of the rows that `log_odds` read last.
+_KEPT: dict[tuple[int, ...], float] = {}
 
 
 class Reader(NamedTuple):
@@ -73,15 +75,14 @@ def new_network(size: int) -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm1d(size, affine=False), nn.Linear(size, 64), nn.Tanh(), nn.Linear(64, 1))
 
 
-def fit(means: Tensor, labels: Tensor, seed: int = 0) -> nn.Sequential:
+def fit(means: Tensor, labels: Tensor) -> nn.Sequential:
     """A network trained by logistic regression, with dropout and AdamW.
 
     Args:
         means: Shape [n, size].
         labels: 1 for positive, 0 for negative, shape [n].
-        seed: Of its first weights and of the order.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     found = new_network(means.shape[1])
     optimizer = torch.optim.AdamW(found.parameters(), lr=1e-3, weight_decay=0.1)
     for _ in range(EPOCHS):
@@ -103,6 +104,11 @@ def log_odds(
     One pass gives the scores of all beginnings of the completions, which are kept until other ones come:
     rewards of prefixes take no further pass.
 
+    Args:
+        prompts: Beginnings of reviews.
+        completions: Not read; by this name a reward asks for columns.
+        completion_ids: Their token ids, of the model's own tokenizer, as the policy is a copy of the model.
+
     Raises:
         FileNotFoundError: If the network has not been trained.
     """
@@ -115,17 +121,13 @@ def log_odds(
     if any(row not in _KEPT for row in rows):
         _KEPT.clear()
         distinct = sorted({*rows})
-        for first in range(0, len(distinct), 64):
-            part = distinct[first : first + 64]
+        for first in range(0, len(distinct), ROWS):
+            part = distinct[first : first + ROWS]
             for row, means in zip(part, reader.means(part), strict=True):
                 with torch.no_grad():
                     scores = net(means[: len(row)])[:, 0].tolist()
                 _KEPT.update((row[: place + 1], score) for place, score in enumerate(scores))
     return [_KEPT[row] for row in rows]
-
-
-# Scores of the beginnings of the rows that were read last.
-_KEPT: dict[tuple[int, ...], float] = {}
 
 
 @cache

@@ -43,6 +43,7 @@ from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted, refusing
 from lit_klrb.estimators.advice import DEFAULT
+from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
 from lit_klrb.run.directory import RunDirectory, check_named
@@ -298,7 +299,7 @@ class LitCLI(LightningCLI):
         return f"to resume: {self.directory.resume_command}"
 
     def after_fit(self) -> None:
-        """Write the run's summary, and print where the run is."""
+        """Write the run's summary, and print where the run is and how to use it."""
         evaluate = partial(self.trainer.validate, self.model, datamodule=self.datamodule, verbose=False)
         self.recorder.conclude(self.trainer, evaluate)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -306,7 +307,10 @@ class LitCLI(LightningCLI):
             profiler = self.trainer.profiler  # type: ignore[attr-defined]
             if not isinstance(profiler, PassThroughProfiler):
                 self.model.print(profiler.summary())
-            self.model.print(f"wrote {self.directory.path} ({self.trainer.global_step} steps)")
+            use = f"to use it elsewhere: {self.directory.export_command}"
+            if getattr(self.model, "role", None) == CLASSIFIER:
+                use = f"to train with this reward: --model.reward_path {self.directory.checkpoint}"
+            self.model.print(f"wrote {self.directory.path} ({self.trainer.global_step} steps); {use}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -105,7 +105,8 @@ def test_given_prompts_are_not_cut_and_a_smaller_evaluation_is_announced(chain, 
     (warning,) = [record.getMessage() for record in caplog.records if "eval_size" in record.getMessage()]
     assert warning.startswith(f"eval_size is 1000, but the validation split of {source} has ")
     output = capsys.readouterr().out
-    assert f"wrote {run} (1 steps)" in output
+    export = f"python -m lit_klrb export --ckpt_path {run}/checkpoints/last.ckpt --output_dir {run}/model"
+    assert f"wrote {run} (1 steps); to use it elsewhere: {export}\n" in output
     # The table before the first step has one column of texts, and each begins with a whole prompt
     assert output.index("first evaluation") > output.index("step 0: reward")
     with (run / "completions" / "step_000000.csv").open(newline="") as file:
@@ -121,3 +122,10 @@ def test_given_prompts_are_not_cut_and_a_smaller_evaluation_is_announced(chain, 
 def test_ignored_kl_keys_are_mentioned_if_there_are_any(chain, tmp_path, capsys, extra, says):
     assert chain.run("fit", "sft", *extra, "--trainer.max_steps", "1", run=tmp_path / "run") == 0
     assert ("SFTModule has no KL term" in capsys.readouterr().out) == says
+
+
+def test_after_a_reward_model_comes_the_training_with_it(chain, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert chain.run("fit", "reward", "--trainer.max_steps", "1", run=run) == 0
+    expected = f"to train with this reward: --model.reward_path {run}/checkpoints/last.ckpt\n"
+    assert expected in capsys.readouterr().out

@@ -73,7 +73,8 @@ def cluster(project, mount=""):
 
 def ended(process):
     code, output = process.ended(300)
-    assert code == 0, output
+    print(output)
+    assert code == 0
     return output
 
 
