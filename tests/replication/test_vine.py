@@ -7,6 +7,7 @@ from single_steps import attached
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwellControlVariate
 from lit_klrb.models.generation import Sampling
+from lit_klrb.models.heads import model_inputs
 from lit_klrb.reward_functions import IDS
 from replication.vine import VineModule
 
@@ -17,19 +18,17 @@ def last_token(texts, columns):
 
 
 def test_a_value_is_the_mean_over_all_last_tokens(chain, tmp_path):
-    settings = {"kind": VineModule, "prefix_reward_every": 1, "rollouts": 4000, "temperature": 0.02}
+    settings = {"kind": VineModule, "prefix_reward_every": 1, "rollouts": 4000, "temperature": 0.05}
     module, batch = attached(chain, tmp_path, RaoBlackwellControlVariate(), **settings)
-    module.max_new_tokens, module.sampling, module.reward = 2, Sampling(3, 2, 0.02), last_token
+    module.max_new_tokens, module.sampling, module.reward = 2, Sampling(3, 2, 0.05), last_token
     rollout = module.sample(batch, 0)
     end = module.pair.ends[0]
     rollout.tokens[0, -2:] = end  # one that has ended
     rollout.attention_mask[0, -1] = rollout.mask[0, 1] = False
     rewards = module.pair.rewards(last_token, rollout, batch)
     to_come = module.reward_to_come(rollout, batch, rewards)
-    logits = module.policy(
-        input_ids=rollout.tokens[:, :-1], attention_mask=rollout.attention_mask[:, :-1].long()
-    ).logits[:, -1]
-    p, ids = (logits / 0.02).softmax(1), torch.arange(logits.shape[1]) / 100
+    logits = module.policy(**model_inputs(rollout)).logits[:, -1]
+    p, ids = (logits / 0.05).softmax(1), torch.arange(logits.shape[1]) / 100
     mean = p @ ids
     error = ((p @ ids.square() - mean.square()) / 4000).sqrt()
     torch.testing.assert_close(to_come[:, 0], rewards)
