@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest
+.PHONY: help chat demo test gpu mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -20,6 +20,13 @@ demo: $(VENV)/.runtime  ## reference, DPO, a small RLOO sweep, runs/demo/report.
 
 test: check  ## lint, types and the default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Tests whose runs train where a variable says
+ON_GPU := tests/cli/test_gpu.py tests/cli/test_resume.py tests/callbacks tests/benchmarks \
+  $(addprefix tests/modules/test_,precision.py lora.py rloo.py dpo.py distill.py)
+
+gpu: $(VENV)/.bench  ## training on a GPU: its steps beside those of a CPU, and resumed runs bit for bit
+	LIT_KLRB_TEST_ACCELERATOR=gpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(ON_GPU)
 
 mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' tests/cli/test_mistakes.py

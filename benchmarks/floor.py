@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from .measure import interleaved_times
+from .measure import DEVICE, interleaved_times
 from .step_case import Task
 
 ROUNDS = 3
@@ -32,11 +32,11 @@ class Products(NamedTuple):
         model = AutoModelForCausalLM.from_pretrained(task.folder)
         # Layers of GPT-2 store the transpose
         weights = [
-            (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach().to(task.dtype)
+            (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach().to(DEVICE, task.dtype)
             for layer in model.base_model.modules()
             if isinstance(layer, (nn.Linear, Conv1D))
         ]
-        return Products(weights, model.get_output_embeddings().weight.detach().to(head_dtype))
+        return Products(weights, model.get_output_embeddings().weight.detach().to(DEVICE, head_dtype))
 
     def forward(self, rows: int, head_rows: int) -> None:
         """A forward pass of a number of tokens, with the head applied to some of them."""
@@ -57,7 +57,7 @@ class Products(NamedTuple):
 
 @functools.cache
 def _ones(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return torch.ones(rows, columns, dtype=dtype)
+    return torch.ones(rows, columns, dtype=dtype, device=DEVICE)
 
 
 def seconds(task: Task, inner_epochs: int, head_dtype: torch.dtype | None = None) -> float:

@@ -16,8 +16,11 @@ from typing import TypeVar
 import torch
 
 from lit_klrb.run.machine import processor
+from replication.studies.model_pairs import now
 
 MINIMUM_ROUNDS = 3
+# Where everything is measured
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 T = TypeVar("T")
 
 
@@ -25,7 +28,7 @@ def interleaved_times(
     runs: Mapping[str, Callable[[], object]],
     rounds: int,
     seconds: float = math.inf,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = now,
 ) -> dict[str, list[float]]:
     """Times of all runs in all rounds; runs alternate, so that disturbances affect all of them.
 
@@ -55,12 +58,17 @@ def in_own_process(function: Callable[..., T], *args: object) -> T:
 
 
 def peak_megabytes(warm_up: Callable[[], object], run: Callable[[], object]) -> float:
-    """Peak resident memory of `run` beyond that before the call, in MB (10^6 bytes).
+    """Peak memory of `run` beyond that before the call, in MB (10^6 bytes): of the GPU, or else resident.
 
     The warm-up pays for libraries, threads and compilation; what the allocator kept of it is given back.
     """
     warm_up()
     gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - held) / 1e6
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = _status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
@@ -75,9 +83,10 @@ def _status_bytes(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def matrix_product_rate(dtype: torch.dtype, size: int = 2048, rounds: int = 20) -> float:
+def matrix_product_rate(dtype: torch.dtype, rounds: int = 20) -> float:
     """Operations per second of the fastest of some products of two square matrices: the machine's limit."""
-    one, other = (torch.randn(size, size).to(dtype) for _ in range(2))
+    size = 2048 if DEVICE.type == "cpu" else 8192
+    one, other = (torch.randn(size, size).to(DEVICE, dtype) for _ in range(2))
     (times,) = interleaved_times({"": lambda: one @ other}, rounds).values()
     return 2.0 * size**3 / min(times)
 

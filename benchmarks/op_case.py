@@ -8,6 +8,8 @@ from torch import Tensor
 
 from lit_klrb.functional import token_stats
 
+from .measure import DEVICE
+
 
 class Case(NamedTuple):
     """N rows of hidden states under two heads; loss = sum of score_weights · logprob + kl_weights · KL."""
@@ -69,7 +71,7 @@ class Size:
             drawn = [torch.multinomial(rows, 1, generator=generator) for rows in probabilities]
             tokens = torch.cat(drawn)[:, 0]
         ref_hidden = hidden + normal(self.tokens, self.width, spread=0.05)
-        return Case(
+        case = Case(
             hidden.to(self.dtype),
             weight.to(self.dtype),
             ref_hidden.to(self.dtype),
@@ -78,6 +80,7 @@ class Size:
             normal(self.tokens, spread=1.0),
             torch.rand(self.tokens, generator=generator),
         )
+        return Case(*(tensor.to(DEVICE) for tensor in case))
 
 
 def exact(case: Case) -> Outcome:

@@ -70,8 +70,8 @@ def liger_grpo(case: Case) -> Outcome:
         hidden[None],
         weight,
         case.tokens[None],
-        torch.ones(1, count),
-        torch.ones(1),
+        torch.ones(1, count, device=hidden.device),
+        torch.ones(1, device=hidden.device),
         ref_input=case.ref_hidden[None],
         ref_weight=case.ref_weight,
     )

@@ -71,7 +71,7 @@ def recomputed_stats(case: Case, compile_body: bool = False) -> Outcome:
 def floor(case: Case, dtype: torch.dtype) -> Callable[[], None]:
     """Only the four matrix products, 512 rows at a time, into allocated tensors."""
     hidden, weight, ref_hidden, ref_weight = (tensor.to(dtype) for tensor in case[:4])
-    logits, ref_logits = (torch.ones(512, len(weight), dtype=dtype) for _ in range(2))
+    logits, ref_logits = (torch.ones(512, len(weight), dtype=dtype, device=weight.device) for _ in range(2))
     hidden_gradient, weight_gradient = torch.ones_like(hidden), torch.ones_like(weight)
 
     def products() -> None:

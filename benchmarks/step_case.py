@@ -18,6 +18,8 @@ from transformers import (
 
 from lit_klrb.data.prompts import PreferencePair, collate_pairs
 
+from .measure import DEVICE
+
 VOCABULARY, LAYERS, WIDTH = 8192, 4, 256
 PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS = 32, 16, 48
 BETA, LEARNING_RATE, CLIP_RANGE = 0.05, 1e-5, 0.2
@@ -131,8 +133,12 @@ def tiny(folder: Path) -> Task:
 
 
 def smollm2(precision: str, lora: dict[str, Any] | None = None) -> Task:
-    """SmolLM2-135M-Instruct with eight beginnings of reviews, four completions of 24 tokens each."""
-    return Task(SMOLLM2.absolute(), BEGINNINGS, 4, 24, precision, lora, spread=12)
+    """SmolLM2-135M-Instruct with eight beginnings of reviews, four completions of 24 tokens each.
+
+    On a GPU with 64 beginnings and 64 tokens.
+    """
+    times, tokens = (1, 24) if DEVICE.type == "cpu" else (8, 64)
+    return Task(SMOLLM2.absolute(), BEGINNINGS * times, 4, tokens, precision, lora, spread=tokens // 2)
 
 
 def build(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Training cycles of this package and of TRL, of which the last is timed."""
 
 import tempfile
-import time
 from typing import Any
 
 import lightning as L
@@ -25,8 +24,10 @@ from trl import (
 import lit_klrb.estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.modules import DistillModule, DPOModule, RLOOModule, SFTModule
+from replication.studies.model_pairs import now
 
 from . import step_case as case
+from .measure import DEVICE
 from .throughput import RolloutThroughput
 
 
@@ -38,7 +39,7 @@ class Clock:
 
     def tick(self, *_: Any, **__: Any) -> None:
         """Record the end of a step."""
-        self.ends.append(time.perf_counter())
+        self.ends.append(now())
 
     def seconds(self, steps: int) -> float:
         """Time of the last cycle with a number of steps; in the second, memory is still first used."""
@@ -79,7 +80,9 @@ def _fit(
 ) -> ShareLogger:
     logger = ShareLogger()
     trainer = L.Trainer(
-        accelerator="cpu",
+        accelerator="auto",
+        devices=1,
+        deterministic=DEVICE.type == "cuda",  # as on the command line
         precision=task.precision,  # type: ignore[arg-type]
         max_steps=steps,
         logger=logger,
@@ -160,7 +163,7 @@ def our_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
 def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
-        "use_cpu": True,
+        "use_cpu": DEVICE.type == "cpu",
         "bf16": task.precision == "bf16-mixed",
         "gradient_checkpointing": False,
         "per_device_train_batch_size": batch_size,

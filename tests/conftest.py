@@ -7,6 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+# Where the runs of these tests train: cpu, or gpu with this variable
+ACCELERATOR = os.environ.get("LIT_KLRB_TEST_ACCELERATOR", "cpu")
+if ACCELERATOR == "cpu":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process cannot be forked once it has used a GPU
+
 CONFIGS = Path(__file__).parents[1] / "configs" / "demo"
 TINY = {
     "sft": [
@@ -63,6 +68,7 @@ class Commands:
             upstream += ["--model.policy_path", self.checkpoint("dpo")]
         where = ["--trainer.default_root_dir", str(run or self.root / stage)]
         quiet = ["--trainer.enable_progress_bar", "false"]
+        device = [] if ACCELERATOR == "cpu" else ["--trainer.accelerator", ACCELERATOR]
         return [
             command,
             "--config",
@@ -71,6 +77,7 @@ class Commands:
             *upstream,
             *where,
             *quiet,
+            *device,
             *extra,
         ]
 

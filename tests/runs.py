@@ -39,7 +39,7 @@ def exit_codes(number, command, argv, log):
 
 
 def weights_of(run):
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
 
 
 def equal(first, other):

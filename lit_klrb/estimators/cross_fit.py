@@ -42,7 +42,7 @@ class FitSums(NamedTuple):
         group_size: int,
         names: Sequence[str] = DIRECTIONS,
     ) -> "FitSums":
-        """Those of each group of a rollout, shape [G, ...]; the arguments are those of the fit."""
+        """Those of each group of a rollout, shape [G, ...], on the CPU; arguments as of the fit."""
         if unknown := [name for name in directions if name not in names]:
             raise ConfigurationError(
                 f"the direction {unknown[0]} is not among direction_names: {', '.join(names)}"
@@ -52,14 +52,16 @@ class FitSums(NamedTuple):
             values.double().reshape(-1, len(origin) // group_size, group_size * origin.shape[1])
             for values in (torch.stack([directions.get(name, absent) for name in names]), origin)
         )
-        squares = start[0].square().sum(1)
-        return FitSums(
-            torch.einsum("dgn,egn->gde", slopes, slopes),
-            torch.einsum("dgn,cgn->gd", slopes, start),
-            squares,
-            torch.ones_like(squares),
-            squares.square(),
+        # What follows is small, and on a GPU each step of it would take longer to start than to compute
+        products, target, squares = (
+            sums.cpu()
+            for sums in (
+                torch.einsum("dgn,egn->gde", slopes, slopes),
+                torch.einsum("dgn,cgn->gd", slopes, start),
+                start[0].square().sum(1),
+            )
         )
+        return FitSums(products, target, squares, torch.ones_like(squares), squares.square())
 
     @property
     def effective_groups(self) -> Tensor:
@@ -95,7 +97,7 @@ class FitSums(NamedTuple):
 
         Not the total minus the own group, which would cancel for a dominant group.
         """
-        others = 1 - torch.eye(len(self.groups), dtype=self.groups.dtype, device=self.groups.device)
+        others = 1 - torch.eye(len(self.groups), dtype=self.groups.dtype)
         return FitSums(*(torch.einsum("gh,h...->g...", others, field) for field in self))
 
     def total(self) -> "FitSums":
@@ -105,7 +107,7 @@ class FitSums(NamedTuple):
     def plus(self, other: "FitSums", weight: float = 1.0) -> "FitSums":
         """The sum with the weighted `other`."""
         pairs = zip(self, other, strict=True)
-        return FitSums(*(own + weight * another.to(own.device) for own, another in pairs))
+        return FitSums(*(own + weight * another for own, another in pairs))
 
 
 def cross_fitted_coefficients(
@@ -146,19 +148,19 @@ def cross_fitted_coefficients(
     products, target = sums.products[:, kept][:, :, kept], sums.target[:, kept]
     diagonal = products.diagonal(dim1=1, dim2=2)
     # The constant direction is dimensionless and cannot be compared with score weights
-    compared = torch.tensor([name != "constant" for name in names], device=origin.device)
+    compared = torch.tensor([name != "constant" for name in names])
     enough = sums.groups[:, None] >= 2
     groups = sums.effective_groups[:, None]
     penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / groups
     best = _least_squares(products, target, penalty)
     inside = best.clamp(0, 1)
-    bounded = torch.tensor([name in _BOUNDED for name in names], device=origin.device)
+    bounded = torch.tensor([name in _BOUNDED for name in names])
     fixed = torch.where(bounded, inside + (best - inside) * groups / (groups + _BEYOND), 0)
     # The bounded ones are fixed, and the best of the others are those of what is left
     left = torch.where(bounded, 0, target + torch.einsum("gde,ge->gd", products, fixed))
     coefficients = fixed + _least_squares(torch.where(bounded[:, None], 0, products), left, penalty)
     coefficients = torch.where(enough, coefficients, 0)
-    spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
+    spread = coefficients.to(origin).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(names)}
 
 
@@ -193,7 +195,6 @@ class EarlierRollouts:
         """Add the sums of a rollout; those of one that is not finite are ignored."""
         if not all(bool(field.isfinite().all()) for field in sums):
             return
-        sums = FitSums(*(field.cpu() for field in sums))
         self.sums = sums if self.sums is None else sums.plus(self.sums, self.decay)
 
     def state_dict(self) -> dict[str, Any]:

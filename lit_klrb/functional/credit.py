@@ -50,7 +50,7 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
     if scope == "token":
         own = log_ratio.clamp(max=MAX_EXPONENT).exp()
         return ImportanceWeights(torch.ones_like(own), own, own)
-    summed = log_ratio.cumsum(-1)
+    summed = running_sum(log_ratio)
     through = summed.clamp(max=MAX_EXPONENT).exp()
     # Log ratios are 0 after the end, so the last column is the product over the completion
     sequence = through[:, -1:].expand_as(through)
@@ -58,6 +58,21 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
         return ImportanceWeights(sequence, sequence, sequence)
     before = (summed - log_ratio).clamp(max=MAX_EXPONENT).exp()
     return ImportanceWeights(before, through, sequence)
+
+
+def running_sum(values: Tensor) -> Tensor:
+    """Cumulative sums over the last dimension, in the same order on every call.
+
+    On a GPU a product with a triangle of ones, in float64: torch's own cumulative sums there vary in their
+    last digits, and are refused where it was asked to be deterministic.
+
+    Args:
+        values: Finite values, shape [..., T].
+    """
+    if not values.is_cuda:
+        return values.cumsum(-1)
+    ones = torch.ones(2 * values.shape[-1:], dtype=torch.float64, device=values.device)
+    return (values.double() @ ones.triu()).to(values.dtype)
 
 
 def reward_to_go(values: Tensor, *, strict: bool = False, discount: float = 1.0) -> Tensor:
@@ -80,7 +95,7 @@ def reward_to_go(values: Tensor, *, strict: bool = False, discount: float = 1.0)
         [[3.0, 4.0, 4.0]]
     """
     if discount == 1:
-        inclusive = values.flip(-1).cumsum(-1).flip(-1)  # a cumulative sum from the right
+        inclusive = running_sum(values.flip(-1)).flip(-1)  # a cumulative sum from the right
     else:
         sums = [values[:, -1]]
         for column in values[:, :-1].flip(-1).unbind(-1):
@@ -123,4 +138,4 @@ def assign_credit(
     if credit == "from_here":
         return through * values + after
     # "whole": values up to t under the weight of the prefix, later ones under their own
-    return through * values.cumsum(-1) + after
+    return through * running_sum(values) + after

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.baselines import check_group_size
-from lit_klrb.functional.credit import MAX_EXPONENT
+from lit_klrb.functional.credit import MAX_EXPONENT, running_sum
 from lit_klrb.functional.logprobs import TokenStats
 
 # A fit is unreliable if one completion accounts for more than this share of the variance. Among fewer than
@@ -91,7 +91,7 @@ def kl_k3_increments(log_ratio: Tensor) -> Tensor:
         >>> bool(kl_k3_increments(r).sum() == kl_control_variate(r.sum(), alpha=1.0))
         True
     """
-    running = kl_control_variate(log_ratio.cumsum(-1), alpha=1.0)
+    running = kl_control_variate(running_sum(log_ratio), alpha=1.0)
     return running.diff(dim=-1, prepend=torch.zeros_like(running[:, :1]))
 
 

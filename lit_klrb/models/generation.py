@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.functional.credit import running_sum
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed
 from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids
@@ -271,7 +272,7 @@ def _search(masses: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
 
     Also returns the fraction of the mass at that index which precedes the place.
     """
-    cumulative = masses.cumsum(-1, dtype=torch.float64)
+    cumulative = running_sum(masses.double())
     place = fractions.clamp(0, _LAST)[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, place, right=True).clamp_(max=masses.shape[1] - 1)
     mass = masses.gather(1, index)

@@ -1,6 +1,7 @@
 """Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -132,8 +133,11 @@ def by_length(rollout: Rollout, most: int, weights: int) -> list[tuple[Tensor, i
     lengths, rows = (
         (rollout.attention_mask[:, -width:] * places).amax(1).clamp(min=1).sort(descending=True, stable=True)
     )
+    longest = lengths.tolist()
     for count in range(most, 1, -1):
-        parts = [*zip(rows.chunk(count), (int(part[0]) for part in lengths.chunk(count)), strict=True)]
+        chunks = rows.chunk(count)
+        starts = accumulate(map(len, chunks[:-1]), initial=0)
+        parts = [(chunk, longest[start]) for chunk, start in zip(chunks, starts, strict=True)]
         read = sum(len(part) * length for part, length in parts)
         spared = rollout.mask.numel() - read
         enough = max(SPARED * rollout.mask.numel(), WORTH * (count - 1) / weights)

@@ -251,25 +251,28 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """Means over the completions of all processes, with standard errors for reward and KL."""
-        metrics: dict[str, float] = {}
+        values: dict[str, Tensor] = {}
         summary = Evaluation(rollout, stats, rewards, self.group_size).summary()
         for name in ("reward", "kl"):
             mean, error = clustered_mean(gather_rows(summary[name]))
-            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+            values |= {name: mean, f"{name}_se": error}
         means = {"length": summary["length"], "unfinished": rollout.unfinished(self.pair.ends).float()}
         if isinstance(self.reward, TrainingReward):
             means["equal_rewards"] = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
             means |= {name: rewards.new_tensor([value]) for name, value in self.reward.metrics().items()}
-        metrics |= {name: gather_rows(values).mean().item() for name, values in means.items()}
+        if rollout.logprobs is not None:
+            mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
+            means["sampler_kl"] = mismatch
+        values |= {name: gather_rows(rows).mean() for name, rows in means.items()}
+        # One wait for the GPU instead of one for each
+        numbers = torch.stack([value.double() for value in values.values()]).tolist()
+        metrics = dict(zip(values, numbers, strict=True))
         if metrics.get("equal_rewards") == 1 and self.group_size > 1 and not self.has_said_equal:
             self.has_said_equal = True
             self.print(
                 f"step {self.global_step}: all completions of each prompt have the same reward, such as "
                 f"{summary['reward'][0, 0].item():g}: this rollout teaches nothing about the reward"
             )
-        if rollout.logprobs is not None:
-            mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
-            metrics["sampler_kl"] = gather_rows(mismatch).mean().item()
         return metrics | self.memory.metrics
 
     @property

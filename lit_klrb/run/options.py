@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from lightning.pytorch.accelerators import AcceleratorRegistry
+import torch
+from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator
 
 from lit_klrb.errors import ConfigurationError
 
@@ -115,3 +116,16 @@ def check_accelerator(name: Any) -> None:
     if isinstance(name, str) and name not in available:
         problem = f"{name!r} is not available; this machine has {', '.join(available)}"
         raise ConfigurationError(problem, key="accelerator")
+
+
+def prefer_determinism(options: Any) -> None:
+    """Ask for deterministic algorithms on a GPU where the option is null: else no run resumes bit for bit.
+
+    Args:
+        options: The trainer's, with the attributes `accelerator` and `deterministic`, which is set.
+    """
+    is_gpu = options.accelerator in ("auto", "cuda", "gpu") and CUDAAccelerator.is_available()
+    if options.deterministic is None and is_gpu:
+        options.deterministic = True
+        # Filling memory finds errors in torch, and takes time
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
