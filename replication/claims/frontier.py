@@ -33,17 +33,23 @@ _SUMMARY = Citation(
     "paper (papernotes.org).",
     _CODE,
 )
-_CORRECT, _RELEASED = ("RaoBlackwell", "MonteCarlo"), ("ReleasedRaoBlackwell", "ReleasedMonteCarlo")
+_CORRECT = ("RaoBlackwell", "MonteCarlo")
+# Both with the leave-one-out baseline and with that of other prompts
+_RELEASED = [
+    tuple(f"{prefix}{name}" for name in _CORRECT)
+    for prefix in ("Released", "replication.released.OtherPrompts")
+]
 
 
-def _designs(evidence: Evidence, estimators: tuple[str, str]) -> list[Design]:
+def _designs(evidence: Evidence, estimators: tuple[str, ...]) -> list[Design]:
     """Rao-Blackwell against Monte Carlo in all sweeps that have both."""
     found = [(one, one.arm(estimators[0]), one.arm(estimators[1])) for one in evidence.policies]
     return [(one, arm, control) for one, arm, control in found if arm is not None and control is not None]
 
 
 def _frontier(evidence: Evidence, cut: float, wins: tuple[tuple[int, int], ...], published: str) -> Ruling:
-    correct, released = (_designs(evidence, pair) for pair in (_CORRECT, _RELEASED))
+    correct = _designs(evidence, _CORRECT)
+    released = [design for pair in _RELEASED for design in _designs(evidence, pair)]
     found = _shares([*correct, *released], cut)
     reached = [design for design, _ in found]
     numbers = [
@@ -154,13 +160,15 @@ def frontier_claims() -> tuple[PublishedClaim, ...]:
     sizes = (
         "The paper: GPT-2 on film reviews, 36 models. Ours: toys, a GPT-2 of a tenth of a million "
         "parameters on generated reviews (embedded world) and one of 3.4 million on real ones; and "
-        "SmolLM2-135M, of the paper's size, 64 runs of eight steps with an adapter; all runs "
-        "are scored by one evaluator, the plans were locked before."
+        "SmolLM2-135M, of the paper's size, 160 runs of eight steps with an adapter; all runs "
+        "are scored by one evaluator. The plans were locked before; that at twice the rate was changed "
+        "when its released pair was refused."
     )
     share = (
         f"{sizes} MonteCarlo and RaoBlackwell have the correct leave-one-out baseline. The released "
-        "estimators leave the KL inside the advantage undetached, as the paper's code does. How many "
-        "points the published share is of is not known to us, and it decides whether chance gives as much. "
+        "estimators leave the KL inside the advantage undetached, as the paper's code does; in the sweep at "
+        "twice the rate they have its baseline, too, which is one of other prompts. How many points the "
+        "published share is of is not known to us, and it decides whether chance gives as much. "
         "A share of the frontier also rewards spread, and below a KL it rewards a small KL. A sweep in "
         "which an arm has no run on this part has no share, and is left out of the correction too; one that "
         "cannot reject after that correction counts for no verdict."

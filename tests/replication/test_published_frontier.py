@@ -1,5 +1,6 @@
-"""The page of the frontier on SmolLM2 has the numbers of its results."""
+"""The pages of the frontier on SmolLM2 have the numbers of their results."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,21 @@ from analysis.stats.matching import match
 from analysis.stats.swaps import swap_test
 from replication.__main__ import frontier
 
-FOLDER = Path(__file__).parents[2] / "replication" / "results" / "smollm2_frontier"
+RESULTS = Path(__file__).parents[2] / "replication" / "results"
+PAIRS = {
+    "smollm2_frontier": [("rb", "mc")],
+    "smollm2_released": [("rb", "mc"), ("released-rb", "released-mc")],
+}
+CASES = [(folder, *pair) for folder, pairs in PAIRS.items() for pair in pairs]
 
 
-@pytest.fixture(scope="module")
-def sweep():
-    return load_sweep(FOLDER)
+@functools.cache
+def sweep_of(folder):
+    return load_sweep(RESULTS / folder)
 
 
-@pytest.fixture(scope="module")
-def page():
-    return " ".join((FOLDER / "README.md").read_text("utf-8").split())
+def page_of(folder):
+    return " ".join((RESULTS / folder / "README.md").read_text("utf-8").split())
 
 
 def number(value):
@@ -36,49 +41,62 @@ def interval(values):
     return f"{number(np.mean(values))} ({number(found.low)} to {number(found.high)})"
 
 
-def test_each_row_of_the_table(sweep, page):
+@pytest.mark.parametrize(("folder", "arm", "control"), CASES)
+def test_each_row_of_the_table(folder, arm, control):
+    sweep, page = sweep_of(folder), page_of(folder)
     for index, beta in sweep.plan.grid.beta.items():
-        for arm in ("mc", "rb"):
-            runs = [sweep.grid[arm, index, replicate] for replicate in range(8)]
+        for label in (control, arm):
+            runs = [sweep.grid[label, index, replicate] for replicate in range(8)]
             reward, kl = (np.array([run.outcome(key) for run in runs]) for key in ("reward", "kl"))
             cells = [interval(reward), interval(kl), interval(reward - beta * kl)]
             spreads = [number(values.std(ddof=1)) for values in (reward, kl)]
-            assert f"| {beta:g} | {arm} | {' | '.join([*cells, *spreads])} |" in page
+            assert f"| {beta:g} | {label} | {' | '.join([*cells, *spreads])} |" in page
 
 
-def test_the_difference_by_warm_start(sweep, page):
-    pairs = match(sweep, "rb", "mc")
+@pytest.mark.parametrize(("folder", "arm", "control"), CASES)
+def test_the_difference_by_warm_start(folder, arm, control):
+    pairs = match(sweep_of(folder), arm, control)
     contrast = objective_contrast(pairs)
-    means = [number(contrast.values[pairs.replicate == replicate].mean()) for replicate in range(8)]
-    assert f"by warm start {', '.join(means[:-1])} and {means[-1]}." in page
+    by_start = [contrast.values[pairs.replicate == replicate].mean() for replicate in range(8)]
+    *means, last = map(number, by_start)
+    told = interval(by_start).replace(" (", " (95 % ")
+    assert f"differs by {told}; by warm start {', '.join(means)} and {last}" in page_of(folder)
 
 
-def test_the_shares_of_the_frontier(sweep, page):
-    pairs = match(sweep, "rb", "mc")
-    before = pairs.subset(pairs.replicate < 7)
+@pytest.mark.parametrize(("folder", "arm", "control"), CASES)
+def test_the_shares_of_the_frontier(folder, arm, control):
+    pairs, page = match(sweep_of(folder), arm, control), page_of(folder)
     whole, below = (pooled_share(pairs, cut) for cut in (np.inf, 5.0))
-    p_values = {number(swap_test(share_contributions(pairs, cut)).p_value) for cut in (np.inf, 5.0)}
+    p_values = [number(swap_test(share_contributions(pairs, cut)).p_value) for cut in (np.inf, 5.0)]
     low, high = (f"{end:.0%}".rstrip("%") for end in whole.interval.ends)
-    assert f"{whole.count} of its {whole.total} points are of rb ({100 * whole.value:.0f} %" in page
-    assert f"Clopper-Pearson {low} to {high} %" in page
-    assert f"{below.count} of {below.total} below a KL of 5" in page
-    assert [f"swap tests of both give p {p_value}" in page for p_value in p_values] == [True]
+    assert f"{whole.count} of its {whole.total} points are of {arm} ({100 * whole.value:.0f} %" in page
+    assert f"Clopper-Pearson {low} to {high} %), {below.count} of {below.total} below a KL of 5" in page
+    assert f"swap tests give p {' and '.join(p_values)}" in page
+
+
+def test_the_share_before_the_last_warm_start():
+    pairs = match(sweep_of("smollm2_frontier"), "rb", "mc")
+    before = pairs.subset(pairs.replicate < 7)
     earlier = [pooled_share(before, cut) for cut in (np.inf, 5.0)]
     told = " and ".join(f"{share.count} of {share.total}" for share in earlier)
-    assert f"After seven of the eight warm starts it was {told}" in page
+    assert f"After seven of the eight warm starts it was {told}" in page_of("smollm2_frontier")
 
 
 @pytest.mark.usefixtures("pinned_matplotlib")
-def test_the_committed_figure_is_the_reports():
-    assert (FOLDER / "frontier.svg").read_text("utf-8") == frontier(FOLDER) + "\n"
+@pytest.mark.parametrize("folder", PAIRS)
+def test_the_committed_figure_is_the_reports(folder):
+    assert (RESULTS / folder / "frontier.svg").read_text("utf-8") == frontier(RESULTS / folder) + "\n"
 
 
-def test_the_variance_of_the_gradients_norm(sweep, page):
-    norms = {
-        arm: np.concatenate([run.curves["train/grad_norm"].value for run in own])
-        for arm in ("mc", "rb")
-        if (own := [run for (label, *_), run in sweep.grid.items() if label == arm])
-    }
-    mc, rb = (values.var(ddof=1) for values in norms.values())
-    assert f"a variance of {number(mc)} with mc and {number(rb)} with rb" in page
-    assert f"a ratio of {number(rb / mc)}" in page
+@pytest.mark.parametrize(("folder", "arm", "control"), CASES)
+def test_the_variance_of_the_gradients_norm(folder, arm, control):
+    sweep, page = sweep_of(folder), page_of(folder)
+    norms = [
+        np.concatenate(
+            [run.curves["train/grad_norm"].value for (own, *_), run in sweep.grid.items() if own == label]
+        )
+        for label in (control, arm)
+    ]
+    theirs, ours = (values.var(ddof=1) for values in norms)
+    assert f"a variance of {number(theirs)} with {control} and {number(ours)} with {arm}" in page
+    assert f"a ratio of {number(ours / theirs)}" in page
