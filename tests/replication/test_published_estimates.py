@@ -117,9 +117,12 @@ FAR = partial(far_rows, labels=("warm start", "RLOO, rate .002", "RLOO, rate .00
 NEAR = partial(value_rows, labels=[f"after {step} steps" for step in (3, 6, 12)], digits=4)
 
 
-@pytest.mark.parametrize(("place", "rows"), [("", NEAR), ("far", FAR)])
-def test_the_same_for_smollm2(place, rows):
-    assert_printed("smollm2_estimation", place, rows, 3 * len(NAMES), "estimation")
+END = partial(far_rows, labels=["end of a run"])
+
+
+@pytest.mark.parametrize(("place", "rows", "policies"), [("", NEAR, 3), ("far", FAR, 3), ("end", END, 1)])
+def test_the_same_for_smollm2(place, rows, policies):
+    assert_printed("smollm2_estimation", place, rows, policies * len(NAMES), "estimation")
 
 
 @pytest.mark.parametrize("task", ["sums", "words", "reviews"])
