@@ -53,14 +53,9 @@ class FitSums(NamedTuple):
             for values in (torch.stack([directions.get(name, absent) for name in names]), origin)
         )
         # What follows is small, and on a GPU each step of it would take longer to start than to compute
-        products, target, squares = (
-            sums.cpu()
-            for sums in (
-                torch.einsum("dgn,egn->gde", slopes, slopes),
-                torch.einsum("dgn,cgn->gd", slopes, start),
-                start[0].square().sum(1),
-            )
-        )
+        products = torch.einsum("dgn,egn->gde", slopes, slopes).cpu()
+        target = torch.einsum("dgn,cgn->gd", slopes, start).cpu()
+        squares = start[0].square().sum(1).cpu()
         return FitSums(products, target, squares, torch.ones_like(squares), squares.square())
 
     @property
