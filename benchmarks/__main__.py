@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from . import certificates, distillation, families, logprobs, op, rounds, step, topk, variance
+from .measure import DEVICE
 from .table import replace_part
 
 EVIDENCE = Path(__file__).parents[1] / "replication" / "evidence"
@@ -38,7 +39,7 @@ def main() -> None:
         metavar="part",
         help=f"of {', '.join(PARTS)}; all by default",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, printed and not written")
+    parser.add_argument("--quick", action="store_true", help="small sizes, printed, not written, as on a GPU")
     parser.add_argument(
         "--runs",
         type=Path,
@@ -51,7 +52,7 @@ def main() -> None:
             report, document = PARTS[name]
             runs = (arguments.runs or Path(folder),) if name in TRAINING else ()
             text = report(arguments.quick, *runs)
-            if not arguments.quick:
+            if not arguments.quick and DEVICE.type == "cpu":
                 replace_part(document, name, text)
             print(text)
 

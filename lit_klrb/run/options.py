@@ -1,4 +1,4 @@
-"""Checks of trainer options that would train nothing, or not do what their name says."""
+"""Trainer options that would train nothing or not do what their name says, and a default on GPUs."""
 
 import contextlib
 import math

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from runs import logged
 
+from lit_klrb.cli import lightning as cli
 from lit_klrb.functional.credit import running_sum
 from lit_klrb.run.options import prefer_determinism
 
@@ -48,3 +49,12 @@ def test_only_a_gpu_gets_deterministic_algorithms(monkeypatch, accelerator, has_
     prefer_determinism(options)
     assert options.deterministic is expected
     assert torch.utils.deterministic.fill_uninitialized_memory is (expected is not True)
+
+
+def test_fit_prefers_it(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "prefer_determinism", lambda options: setattr(options, "deterministic", True))
+    try:
+        assert chain.run("fit", "sft", "--trainer.max_steps", "1", run=tmp_path) == 0
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -115,8 +115,6 @@ def assert_printed(folder, place, rows, count, kind="gradient_noise"):
 
 FAR = partial(far_rows, labels=("warm start", "RLOO, rate .002", "RLOO, rate .004"))
 NEAR = partial(value_rows, labels=[f"after {step} steps" for step in (3, 6, 12)], digits=4)
-
-
 END = partial(far_rows, labels=["end of a run"])
 
 
