@@ -3,8 +3,8 @@
     python -m replication.learned FOLDER MODEL [--reviews N]
 
 reads the reviews of FOLDER (train.parquet, test.parquet) with the first layers of MODEL, trains a small
-network on means of their hidden states, prints its share of right answers on the test reviews, and writes
-`NETWORK`. What was read is kept beside it: a stopped command goes on where it was.
+network on means of their hidden states, writes `NETWORK`, and prints the network's share of right answers on
+the test reviews. What was read is kept beside it: a stopped command goes on where it was.
 
 The model is causal, so that one pass through a text gives the reward of each of its beginnings.
 """
@@ -26,9 +26,9 @@ from lit_klrb.files import write_atomically
 
 NETWORK = Path("runs/learned/network.pt")
 # Layers of the model that are read, and tokens of a review.
-LAYERS, TOKENS = 16, 256
+LAYERS, TOKENS = 16, 512
 # Beginnings of a review on which the network is trained, in tokens: answers are short.
-LENGTHS = (8, 16, 32, 64, 128, TOKENS)
+LENGTHS = (8, 16, 32, 64, 128, 256, TOKENS)
 # Reviews that are read and kept together, and texts of a pass.
 SHARD, ROWS = 500, 16
 # Passes of the network over the reviews.
@@ -182,24 +182,29 @@ def to_bytes(value: Any) -> bytes:
 
 
 def main(folder: Path, model: str, count: int | None) -> None:
-    """Read the reviews, train, print the share of right answers by length, write `NETWORK`."""
+    """Read the reviews, train, write `NETWORK`, print its share of right answers by length.
+
+    Args:
+        folder: Of train.parquet and test.parquet.
+        model: Folder of a causal language model.
+        count: Reviews to train on, all if None.
+    """
     reader, kept = Reader.of(model), NETWORK.parent / "read"
     kept.mkdir(parents=True, exist_ok=True)
-    (means, labels), (test, wanted) = (
-        read(reader, folder / f"{n}.parquet", count, kept) for n in ("train", "test")
-    )
+    means, labels = read(reader, folder / "train.parquet", count, kept)
     net = fit(means.flatten(0, 1), labels.repeat_interleave(len(LENGTHS)))
+    write_atomically(NETWORK, to_bytes({"model": model, "weights": net.state_dict()}))
+    test, wanted = read(reader, folder / "test.parquet", None, kept)
     with torch.no_grad():
         right = (net(test.flatten(0, 1))[:, 0].view(len(test), -1) > 0) == wanted.bool()[:, None]
     for length, share in zip(LENGTHS, right.float().mean(0).tolist(), strict=True):
         print(f"first {length} tokens: right on {share:.4f} of {len(wanted):,} test reviews")
-    write_atomically(NETWORK, to_bytes({"model": model, "weights": net.state_dict()}))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m replication.learned", description=__doc__)
     parser.add_argument("folder", type=Path, help="of train.parquet and test.parquet")
     parser.add_argument("model", help="folder of a causal language model")
-    parser.add_argument("--reviews", type=int, help="so many of each file instead of all")
+    parser.add_argument("--reviews", type=int, help="train on so many instead of all")
     given = parser.parse_args()
     main(given.folder, given.model, given.reviews)
