@@ -19,7 +19,7 @@ from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.prompts import prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least
-from lit_klrb.functional import TokenStats
+from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.folders import check_device
 from lit_klrb.models.generation import Sampling
 from lit_klrb.models.loading import ITSELF, freeze
@@ -30,6 +30,9 @@ from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.studies.estimation import PROMPTS_PER_PASS
 from replication.studies.base import Study
 
+# Statistics of the head of a `TopK`.
+HEAD = ("head_kl", "head_mass", "ref_head_mass", "in_head")
+
 
 class Sample(NamedTuple):
     """Completions of a policy with their statistics, prompt-major.
@@ -39,7 +42,8 @@ class Sample(NamedTuple):
         mask: True on completion tokens, shape [P * K, T].
         tokens: Token ids, shape [P * K, T].
         seconds: Time of `sampling`, of the log-probabilities of the sampled tokens (`logprobs`) and of all
-            statistics, with the KL of every token over the vocabulary (`statistics`).
+            statistics, with the KL of every token over the vocabulary (`statistics`), or for a head alone
+            (`topk`).
     """
 
     stats: TokenStats
@@ -57,13 +61,14 @@ class ModelPair(ABC):
         """Its name in the artifact."""
 
     @abstractmethod
-    def sample(self, prompts: int, completions: int, seed: int) -> Sample:
+    def sample(self, prompts: int, completions: int, seed: int, topk: TopK | None = None) -> Sample:
         """Sample completions.
 
         Args:
             prompts: Number of prompts (P); the same prompts for every seed.
             completions: Completions per prompt (K).
             seed: Seed of the completions.
+            topk: The head for which the statistics have sums, too.
         """
 
     @abstractmethod
@@ -150,10 +155,10 @@ class CheckpointPair(ModelPair):
         return [move_data_to_device(prompt_batch(part, padding), device) for part in parts]
 
     @override
-    def sample(self, prompts: int, completions: int, seed: int) -> Sample:
+    def sample(self, prompts: int, completions: int, seed: int, topk: TopK | None = None) -> Sample:
         pair = self.load()
         (batch,) = self.batches(pair, 1, prompts)
-        return sample_completions(pair, batch, self.sampling(completions), seed, with_logprobs=True)
+        return sample_completions(pair, batch, self.sampling(completions), seed, topk, with_logprobs=True)
 
     @override
     def exact_kl(self, prompts: int) -> None:
@@ -162,11 +167,18 @@ class CheckpointPair(ModelPair):
 
 @torch.no_grad()
 def sample_completions(
-    pair: Pair, batch: Batch, sampling: Sampling, seed: int, *, with_logprobs: bool = False
+    pair: Pair,
+    batch: Batch,
+    sampling: Sampling,
+    seed: int,
+    topk: TopK | None = None,
+    *,
+    with_logprobs: bool = False,
 ) -> Sample:
     """Completions of a batch of prompts with their statistics, a few prompts at a time.
 
-    With the time of the log-probabilities of the sampled tokens alone, which are then computed, too.
+    Sums over a head are computed in a pass of their own; `with_logprobs` those of the sampled tokens alone,
+    for their time.
     """
     rollouts, parts, seconds = [], [], dict[str, float]()
     for first in range(0, len(batch["tokens"]), PROMPTS_PER_PASS):
@@ -179,7 +191,12 @@ def sample_completions(
                 for model in (pair.policy, reference):
                     completion_logprobs(model, rollout, pair.temperature)
         with timed(seconds, "statistics"):
-            parts.append(pair.score(rollout, some)[1])
+            stats = pair.score(rollout, some)[1]
+        if topk is not None:
+            with timed(seconds, "topk"):
+                head = pair.score(rollout, some, topk=topk)[1]
+            stats = stats._replace(**{name: getattr(head, name) for name in HEAD})
+        parts.append(stats)
         rollouts.append(rollout)
     mask = stacked([rollout.mask for rollout in rollouts]).cpu()
     tokens = stacked([rollout.completions for rollout in rollouts]).cpu()

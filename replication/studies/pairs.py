@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError, check_at_least
-from lit_klrb.functional import token_stats
+from lit_klrb.functional import TopK, token_stats
 from lit_klrb.seeding import derive_seed
 from replication.studies.model_pairs import ModelPair, Sample, timed
 from replication.studies.tabular import TabularPairs
@@ -48,7 +48,9 @@ class EnumerablePair(ModelPair):
         return TabularPairs.random(seed, prompts, self.vocabulary, self.max_length, self.distance)
 
     @override
-    def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
+    def sample(
+        self, prompts: int, completions: int, seed: int, topk: TopK | None = None, *, stratum: int = 1
+    ) -> Sample:
         pairs, seconds = self.models(prompts), dict[str, float]()
         with timed(seconds, "sampling"):
             generator = torch.Generator().manual_seed(seed)
@@ -64,7 +66,8 @@ class EnumerablePair(ModelPair):
             for table in (logits, ref_logits):
                 table.log_softmax(-1).gather(-1, tokens[..., None])
         with timed(seconds, "statistics"):
-            stats = token_stats(logits, ref_logits, tokens)
+            stats = token_stats(logits, ref_logits, tokens, topk=topk)
+        seconds["topk"] = seconds["statistics"]
         return Sample(stats, mask, tokens, seconds)
 
     @override

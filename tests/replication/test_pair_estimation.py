@@ -16,12 +16,13 @@ from replication.studies import CheckpointPair, EnumerablePair, PairEstimationSt
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
 PAIR = EnumerablePair(vocabulary=3, max_length=3, distance=1.2)
 DESIGN = {"prompts": 6, "completions": 3000, "group_sizes": [1, 5]}
-UNBIASED = ("k1", "k3", "cv", "cv_fitted", "rb")
+UNBIASED = ("k1", "k3", "cv", "cv_fitted", "rb", "topk")
+BIASED = ("k2", "topk_head")
 
 
 @pytest.fixture(scope="module")
 def snapshot():
-    (found,) = PairEstimationStudy(pairs=[PAIR], **DESIGN).measure(seed=1)["snapshots"]
+    (found,) = PairEstimationStudy(pairs=[PAIR], topk=1, **DESIGN).measure(seed=1)["snapshots"]
     return found
 
 
@@ -42,14 +43,15 @@ def z_score(values, exact):
     return abs(values.mean() - exact.mean()).item() / error.item()
 
 
-def test_every_estimator_agrees_with_the_exact_value_and_k2_does_not(snapshot):
+def test_unbiased_estimates_agree_with_the_exact_value_and_others_do_not(snapshot):
     exact = torch.tensor(snapshot["exact"])
-    assert {name for name in snapshot["values"] if name != "k2"} == set(UNBIASED)
+    assert {*snapshot["values"]} == {*UNBIASED, *BIASED}
     for name in UNBIASED:
         assert z_score(torch.tensor(snapshot["values"][name]), exact) < 4, name
     for size, values in snapshot["horvitz_thompson"].items():
         assert z_score(torch.tensor(values), exact) < 4, f"HT, M = {size}"
-    assert z_score(torch.tensor(snapshot["values"]["k2"]), exact) > 6
+    for name in BIASED:
+        assert z_score(torch.tensor(snapshot["values"][name]), exact) > 6, name
 
 
 def test_the_mass_of_the_reference_is_the_mean_ratio_and_explains_the_control_variate(snapshot):
@@ -83,7 +85,14 @@ def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, m
         }
         for stage in ("dpo", "rloo")
     ]
-    settings = {"pairs": pairs, "prompts": 3, "completions": 4, "group_sizes": [2], "independent": 20}
+    settings = {
+        "pairs": pairs,
+        "prompts": 3,
+        "completions": 4,
+        "group_sizes": [2],
+        "independent": 20,
+        "topk": 4,
+    }
     config = {"study": {"class_path": "PairEstimationStudy", "init_args": settings}}
     config["trainer"] = {"default_root_dir": str(tmp_path / "run")}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
@@ -115,7 +124,9 @@ def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, m
     for one in artifact["snapshots"]:
         assert {len(one["independent"][key]) for key in ("mean", "standard_error")} == {3}
         assert all(math.isfinite(value) for value in one["independent"]["mean"])
-        assert torch.tensor(one["values"]["rb"]).shape == (3, 4)
+        exact, estimate, head = (torch.tensor(one["values"][name]) for name in ("rb", "topk", "topk_head"))
+        assert exact.shape == (3, 4)
+        assert (head <= torch.minimum(exact, estimate) + 1e-5).all()
     assert main(["study", "--config", str(tmp_path / "config.yaml"), "--study.pairs", "[]"]) == 2
 
 
