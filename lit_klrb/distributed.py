@@ -5,8 +5,7 @@ samples its share of an evaluation and has the completions of all, so metrics ne
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -146,9 +145,10 @@ def whole(tensor: Tensor) -> Tensor:
 class FSDP2(ModelParallelStrategy):
     """FSDP2 of torch, which divides each weight among all processes: `--trainer.strategy fsdp2`.
 
-    Processes of one machine build their models one after the other, of which each keeps its part, so that its
-    memory holds one whole copy at a time. A checkpoint is one file, as of other strategies. The first process
-    writes it, and gathers a weight at a time, which it keeps in a file without a name on the same disk.
+    The first process builds the models, and sends the others their structure and each its part of a weight at
+    a time, so that one of them holds one whole copy. A checkpoint is one file, as of other strategies. The
+    first process writes it, and gathers a weight at a time, which it keeps in a file without a name on the
+    same disk.
     """
 
     def __init__(self) -> None:
@@ -158,15 +158,6 @@ class FSDP2(ModelParallelStrategy):
         """See Lightning's; the number of processes is known now."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
-
-    @contextmanager
-    def model_sharded_context(self) -> Iterator[None]:
-        """The turn of this process to build its models."""
-        for _ in range(self.local_rank):
-            self.barrier()
-        yield
-        for _ in range(self.local_rank, self.num_processes):
-            self.barrier()
 
     # This process's part of weights and moments; numbers of weights are those of other strategies
     lightning_module_state_dict = ParallelStrategy.lightning_module_state_dict

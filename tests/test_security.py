@@ -19,6 +19,7 @@ PLACES = {
     "lit_klrb/run/checkpoints.py": {"pickle"},  # the name of its error
     "lit_klrb/integrations/trl_checkpoints.py": {"pickle"},  # the name of its error
     "lit_klrb/cli/setting_types.py": {"import_module"},  # classes that a configuration names
+    "lit_klrb/models/sharding.py": {"pickle"},  # what the first process of a run makes, for the others
     "analysis/sweep/launchers/slurm.py": {"pickle"},  # a job in the script that the sweep itself wrote
     "analysis/sweep/launchers/ray.py": {"pickle"},  # a job of the sweep itself, which Ray would pickle too
     "analysis/sweep/warm.py": {"import_module"},  # the sweep's own job

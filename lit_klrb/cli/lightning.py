@@ -322,7 +322,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with once_of_a_kind():
             LitCLI(argv)
     except EndedError as ended:
-        print(error_line(ended), file=sys.stderr)
+        if not getattr(ended.__cause__, "is_echo", False):  # of the first process, which says it
+            print(error_line(ended), file=sys.stderr)
         return ended.code
     return 0
 

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +29,8 @@ SHORTEST = max(PADDING + 2, STEPS + 1)
 
 # Names of the argument for cached keys and values: transformers 5.24 has renamed it.
 CACHE_NAMES = ("cache", "past_key_values")
-# The name with which a model continues from its cache, which its class and settings decide; None if none.
-_cache_names: "WeakKeyDictionary[PreTrainedModel, str | None]" = WeakKeyDictionary()
+# The attribute of a model with the one of them with which it continues, which class and settings decide.
+CONTINUES = "continues_with"
 
 
 @contextmanager
@@ -95,22 +94,23 @@ def continues(model: PreTrainedModel) -> bool:
 @torch.no_grad()
 def cache_name(model: PreTrainedModel) -> str | None:
     """The argument with which a model continues from cached keys and values; None if it cannot."""
-    if model not in _cache_names:
-        _cache_names[model] = None
+    if CONTINUES not in vars(model):
+        setattr(model, CONTINUES, None)
         # The signature says only which name to try first: a model may pass either on to its parts
         known = inspect.signature(model.forward).parameters
         for name in sorted(CACHE_NAMES, key=lambda name: name not in known):
             # Caches of their own raise all kinds of exceptions
             with torch.autocast(model.device.type, enabled=False), suppress(Exception):
                 if _continues_in_trial(model, name):
-                    _cache_names[model] = name
+                    setattr(model, CONTINUES, name)
                     break
         else:
             say_once(
                 f"a {model.config.model_type} model does not continue from cached keys and values: it reads "
                 "the whole sequence again for each sampled token, and equal prompts one by one"
             )
-    return _cache_names[model]
+    found: str | None = getattr(model, CONTINUES)
+    return found
 
 
 def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, Any]:

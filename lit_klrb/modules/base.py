@@ -26,7 +26,7 @@ from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.precision import slow_precision
 from lit_klrb.models.rehearsal import current_rehearsal
-from lit_klrb.models.sharding import shard
+from lit_klrb.models.sharding import of_first, shard
 from lit_klrb.modules.schedules import share
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 # What every batch contains: token ids and the mask of those that are not padding.
 REQUIRED = {"tokens", "attention_mask"}
 REFERENCE_PREFIX = "reference."
+# What `build_models` makes of the classes below.
+BUILT = ("policy", "classifier", "tokenizer", "reference", "pair", "split")
 PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
 
@@ -53,7 +55,7 @@ def check_file(key: str, path: Any) -> None:
 class TrainedModule(L.LightningModule, ABC):
     """A module that trains a model and writes self-contained checkpoints.
 
-    Models are built in `configure_model`, when the trainer is known. `load_from_checkpoint` works without a
+    Models are built by `build_models`, when the trainer is known. `load_from_checkpoint` works without a
     trainer and takes the model from the checkpoint.
 
     Args:
@@ -99,6 +101,7 @@ class TrainedModule(L.LightningModule, ABC):
         # Its content, until it is compared with the optimizer
         self._restored: dict[str, Any] | None = None
         self._checkpoint_step = 0
+        self._is_built = False
         # Names of what the evaluation before the first step has found
         self.first_metrics: set[str] = set()
         self.save_hyperparameters()
@@ -140,17 +143,6 @@ class TrainedModule(L.LightningModule, ABC):
         if getattr(self, "reference_path", None) == loading.ITSELF:
             raise ConfigurationError(f"{loading.ITSELF!r} is not supported by fsdp2", key="reference_path")
 
-    def shard(self, *models: PreTrainedModel) -> None:
-        """Divide models among the processes, if the trainer's strategy asks for it."""
-        trainer = trainer_of(self)
-        mesh = None if trainer is None or current_rehearsal() else sharding_mesh(trainer)
-        if mesh is None:
-            return
-        for model in models:
-            shard(model, mesh)
-        # Lightning restores the checkpoint, which omits the reference; `configure_model` has checked the rest
-        self.strict_loading = False
-
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Lightning's own, which does not look at checksums, for a checkpoint that is whole.
@@ -177,8 +169,30 @@ class TrainedModule(L.LightningModule, ABC):
         self.on_validation_batch_start(batch, batch_idx)
 
     def configure_model(self) -> None:
+        """Build the models once. Under FSDP2 the first process does, and each gets its part of them."""
+        trainer = trainer_of(self)
+        if trainer is None or self._is_built:
+            return
+        mesh = None if current_rehearsal() else sharding_mesh(trainer)
+        if mesh is None:
+            self.build_models()
+        else:
+            for name, value in of_first(self._built).items():
+                setattr(self, name, value)
+            for model in self.children():
+                if isinstance(model, PreTrainedModel):
+                    shard(model, mesh)
+            # Lightning restores the checkpoint, which omits the reference; the rest has been checked
+            self.strict_loading = False
+        self._is_built = True
+
+    def _built(self) -> dict[str, Any]:
+        self.build_models()
+        return {name: getattr(self, name) for name in BUILT if hasattr(self, name)}
+
+    def build_models(self) -> None:
         """Build the model, or load it from the checkpoint to resume from, unless it is already loaded."""
-        if trainer_of(self) is None or hasattr(self, self.role.name):
+        if hasattr(self, self.role.name):
             return
         if self.ckpt_path is not None:
             with loading.reading("ckpt_path", self.ckpt_path) as place:
@@ -211,7 +225,7 @@ class TrainedModule(L.LightningModule, ABC):
         """Build model and tokenizer from the checkpoint, unless `configure_model` did."""
         trainer = trainer_of(self)
         if trainer is not None:
-            check_file("ckpt_path", trainer.ckpt_path)
+            of_first(partial(check_file, "ckpt_path", trainer.ckpt_path))
             self._checkpoint_step = int(checkpoint.get("global_step", 0))
             self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
         if not hasattr(self, self.role.name):

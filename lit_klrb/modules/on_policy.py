@@ -18,10 +18,11 @@ from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, generate_completions
+from lit_klrb.models.sharding import of_first
 from lit_klrb.models.vllm import VLLMBackend
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.rewards import TrainingReward
-from lit_klrb.rollouts.step import Experience, Scored, begin, policy_loss, reward_to_come, weigh
+from lit_klrb.rollouts.step import Experience, Scored, begin, handed_over, policy_loss, reward_to_come, weigh
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
@@ -128,8 +129,9 @@ class OnPolicyModule(RegularisedModule, ABC):
         if self.pair.note is not None and self.rollout_backend == "vllm":
             raise ConfigurationError(f"vllm draws from all rows: {self.pair.note}", key="rollout_backend")
         if hasattr(self, "memory"):
-            has_warm_start = is_new and self.trains_on_reward
-            begin(self.memory, self.pair.vocabulary_size, self.policy_path if has_warm_start else None)
+            warm_start = self.policy_path if is_new and self.trains_on_reward else None
+            prior = of_first(partial(handed_over, self.memory, warm_start))
+            begin(self.memory, self.pair.vocabulary_size, prior)
 
     def on_fit_start(self) -> None:
         """Start vLLM, before anything is spent on an evaluation."""

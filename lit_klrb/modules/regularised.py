@@ -136,16 +136,19 @@ class RegularisedModule(PolicyModule, ABC):
                 count = self.final_evaluation_completions or count
         return Sampling(count, self.max_new_tokens, self.temperature)
 
+    def build_models(self) -> None:
+        """Build the policy, and load the reference."""
+        super().build_models()
+        self.pair = self.load_pair()
+
     def configure_model(self) -> None:
-        """Build the policy, and load reference and reward."""
-        super().configure_model()
+        """Build the models, and load the reward, which every process has as a whole."""
         trainer = trainer_of(self)
         if trainer is None or hasattr(self, "pair"):
             return
-        self.pair = self.load_pair()
+        super().configure_model()
         reward = self.load_reward(trainer.strategy.root_device)
         self.reward = reward if reward is no_reward else TrainingReward(reward, self._training_state)
-        self.shard(self.policy, *([self.reference] if hasattr(self, "reference") else []))
         if self.pair.note is not None:
             self.print(self.pair.note)
         if not self.pair.scorer.tiled and self.pair.teacher is None:

@@ -78,12 +78,6 @@ class ClassifierModule(TrainedModule, ABC):
         tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
         return loading.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
 
-    def configure_model(self) -> None:
-        """Build the classifier, and divide it among the processes if the trainer's strategy asks for it."""
-        super().configure_model()
-        if hasattr(self, self.role.name):
-            self.shard(self.classifier)
-
     @abstractmethod
     def measures(self, batch: dict[str, Tensor]) -> Tensor:
         """The `measured` numbers of each of B examples, shape [len(measured), B]."""

@@ -53,14 +53,12 @@ class SFTModule(PolicyModule):
         self._evaluated: list[Tensor] = []
         # Mean numbers of tokens in the batches of a step
         self._counts: list[Tensor] = []
-        self._parts: SplitModel | None = None
+        self.split: SplitModel | None = None
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build the model, and split it so that its head can be applied tile by tile."""
-        super().configure_model()
-        if self._parts is None and hasattr(self, self.role.name):
-            self._parts = split_model(self.policy)
-            self.shard(self.policy)
+        super().build_models()
+        self.split = split_model(self.policy)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or a new one initialised from the seed."""
@@ -136,4 +134,4 @@ class SFTModule(PolicyModule):
         """−log p of each token given those before, shape [B, N−1], and the mask of those trained on."""
         mask = batch.get("mask", batch["attention_mask"])[:, 1:]
         texts = Rollout(batch["tokens"], batch["attention_mask"], mask)
-        return -completion_logprobs(self.policy, texts, 1.0, self._parts), mask
+        return -completion_logprobs(self.policy, texts, 1.0, self.split), mask

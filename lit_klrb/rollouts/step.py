@@ -21,19 +21,18 @@ from lit_klrb.models.generation import Rollout
 from lit_klrb.models.scoring import Scorer
 
 
-def begin(memory: EstimatorMemory, vocabulary_size: int, policy_path: str | None = None) -> None:
-    """Give a memory a value for every token, at first those that the checkpoint of a warm start hands over.
+def handed_over(memory: EstimatorMemory, policy_path: str | None) -> Tensor | None:
+    """The token values that a warm start fitted to rewards, if its checkpoint has any and they are used."""
+    if policy_path is None or memory.estimator.token_values_predict != "rewards":
+        return None
+    return loading.load_token_values("policy_path", policy_path)
 
-    Args:
-        memory: The memory; one whose estimator has no token values of rewards takes none.
-        vocabulary_size: V, see `Pair`.
-        policy_path: The warm start, which may have fitted token values to rewards; None for none.
-    """
+
+def begin(memory: EstimatorMemory, vocabulary_size: int, prior: Tensor | None = None) -> None:
+    """Give a memory a value for every token, V of them, see `Pair`; at first those `handed_over`."""
     memory.vocabulary_size = vocabulary_size
-    if memory.estimator.token_values_predict == "rewards" and policy_path is not None:
-        prior = loading.load_token_values("policy_path", policy_path)
-        if prior is not None:
-            memory.start_from(prior[:vocabulary_size])
+    if prior is not None:
+        memory.start_from(prior[:vocabulary_size])
 
 
 def reward_to_come(

@@ -29,7 +29,7 @@ from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.pair import Pair
-from lit_klrb.rollouts.step import Scored, begin, weigh
+from lit_klrb.rollouts.step import Scored, begin, handed_over, weigh
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, lower_triangle
 
@@ -160,7 +160,7 @@ def memories_after(
     trained, path = task.memory, task.policy_path if batches else None
     memories = [EstimatorMemory(estimator) for estimator in estimators]
     for memory in memories:
-        begin(memory, task.pair.vocabulary_size, path)
+        begin(memory, task.pair.vocabulary_size, handed_over(memory, path))
     if not batches:
         memories = [trained if trained and trained.estimator == m.estimator else m for m in memories]
         needing = [m.estimator for m in memories if m is not trained and m.estimator.needs_token_values]

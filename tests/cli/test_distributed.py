@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +24,7 @@ from lit_klrb import schema
 from lit_klrb.cli.main import main
 from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import loading
 from lit_klrb.models.loading import load_model, load_tokenizer
 from lit_klrb.run.checkpoints import digest
 
@@ -137,6 +140,42 @@ def test_a_sharded_policy_is_exported_whole(rloo, tmp_path):
         torch.testing.assert_close(weight, unsharded[f"policy.{name}"], rtol=0, atol=2e-4)
     weights = torch.load(checkpoint, weights_only=True)["state_dict"]
     assert json.loads((run / "summary.json").read_text())[schema.WEIGHTS] == digest(weights)
+
+
+@pytest.fixture(scope="module")
+def folder(chain, tmp_path_factory):
+    """An exported policy."""
+    folder = str(tmp_path_factory.mktemp("exported") / "sft")
+    assert main(["export", "--ckpt_path", chain.checkpoint("sft"), "--output_dir", folder]) == 0
+    return folder
+
+
+def test_the_first_process_alone_reads_the_weights_of_a_sharded_model(chain, folder, tmp_path, monkeypatch):
+    reads = tmp_path / "reads"
+
+    def noted(read, *args, **settings):
+        with reads.open("a") as file:
+            print(os.environ["LOCAL_RANK"], read.__name__, file=file)
+        return read(*args, **settings)
+
+    for name in ("read_folder", "read_checkpoint"):
+        monkeypatch.setattr(loading, name, partial(noted, getattr(loading, name)))
+    models = ("--model.reference_path", folder, "--kl.estimator", "RaoBlackwellControlVariate")
+    fit(chain, "rloo", tmp_path / "run", *SHORT, *models, "--data.batch_size", "2", *SHARDED)
+    # Of the warm start the model and the tokenizer, and after the reference the token values
+    first, *others = reads.read_text().splitlines()
+    assert (first, others) == ("0 read_checkpoint", [first, "0 read_folder", first])
+
+
+def test_what_the_first_process_cannot_load_ends_all_with_its_line(chain, folder, tmp_path):
+    empty, log = shutil.copytree(folder, tmp_path / "empty"), tmp_path / "log"
+    (empty / "model.safetensors").unlink()
+    options = (*SHARDED, "--model.reference_path", str(empty))
+    argv = chain.commands.argv("fit", "rloo", *options, run=tmp_path / "run")
+    assert exit_codes(2, main, argv, log) == [2, 2]
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
+    assert "model.init_args.reference_path" in line
+    assert "no file named model.safetensors" in line
 
 
 def run_all(argvs):

@@ -1,9 +1,6 @@
 """Sharded models in two forked processes. Training with them: `tests/cli/test_distributed.py`."""
 
 import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ from torch import distributed
 
 from benchmarks.kills.children import Child
 from lit_klrb.data.tokenizer import grammar_tokenizer
-from lit_klrb.distributed import FSDP2
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.generation import Sampling, generate_completions
 from lit_klrb.models.loading import fresh_model
@@ -55,28 +51,6 @@ def test_completions_do_not_depend_on_when_those_of_other_processes_end(tmp_path
     with first, second:
         codes = [child.wait(60) for child in (first, second)]
         assert codes == [0, 0], "".join(log.read_text() for log in logs)
-
-
-def test_processes_build_their_models_one_after_the_other():
-    building, together = [], Barrier(3)
-
-    class Turns(FSDP2):
-        local_rank, num_processes = None, 3
-
-        def barrier(self, name=None):
-            together.wait()
-
-    def build(rank):
-        strategy = Turns()
-        strategy.local_rank = rank
-        with strategy.model_sharded_context():
-            building.append((rank, "begins"))
-            time.sleep(0.01)
-            building.append((rank, "ends"))
-
-    with ThreadPoolExecutor(3) as processes:
-        list(processes.map(build, (2, 0, 1)))
-    assert building == [(rank, word) for rank in range(3) for word in ("begins", "ends")]
 
 
 def test_a_model_without_blocks_is_refused():
