@@ -92,6 +92,7 @@ SWEEPS = {
     "smollm2_frontier": "reviews, SmolLM2, β 0.025 to 0.4, one rate, eight warm starts",
     "smollm2_released": "reviews, SmolLM2, β 0.0125 to 0.2, twice the rate, eight warm starts",
     "smollm2_places": "reviews, SmolLM2, β 0.1, one rate, eight warm starts, two places of sixteen",
+    "smollm2_learned": "reviews, SmolLM2, a learned reward, β 0.1, one rate, eight warm starts",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
     "distillation_limited": f"embedded world, limited, where {DEGENERATE}",

@@ -49,7 +49,8 @@ def _default_on_reviews(evidence: Evidence) -> Ruling:
 
 
 def _prefix_rewards(evidence: Evidence) -> Ruling:
-    pairs = [("prefix", "mc"), ("prefix-8", "mc")]
+    arms = ("prefix", "prefix-8", "prefix-one", "prefix-two", "prefix-four")
+    pairs = [(arm, "mc") for arm in arms]
     designs = [design for one in evidence.policies for design in designs_of(one, *pairs)]
     tests = compared(designs, objective_finding)
     numbers = tuple(
@@ -66,11 +67,11 @@ def _prefix_rewards(evidence: Evidence) -> Ruling:
     if any(lower) or not any(higher):
         return Ruling(Status.FAILS, "It ends significantly lower, or nowhere higher.", numbers)
     where = "; ".join(
-        dict.fromkeys(one.title for (one, *_), found in zip(designs, higher, strict=True) if found)
+        f"{one.title} ({arm})" for (one, arm, _), found in zip(designs, higher, strict=True) if found
     )
     return Ruling(
         Status.ONLY_IF,
-        f"warm starts, β and rates are those of: {where}. Elsewhere it is not found higher or lower.",
+        f"places, warm starts, β and rates are those of: {where}. Elsewhere it is not found higher or lower.",
         numbers,
     )
 
@@ -170,10 +171,10 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "On SmolLM2's reviews J is 3.71 with prefix_rewards, against Monte Carlo's 1.90, with the same "
             "samples and 16 reward calls per answer instead of one.",
             Citation("This package, docs/results.md, lit_klrb", read),
-            "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts and _places in "
+            "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts, _places and _learned in "
             "replication/results.",
-            "One model, and one reward, a function of words that says much of unfinished completions and has "
-            "no limit; eight steps.",
+            "One model, and two rewards that say much of unfinished completions and have no limit: a "
+            "function of words, and in the last sweep a classifier on hidden states; eight steps.",
             _prefix_rewards,
         ),
         PublishedClaim(
