@@ -243,11 +243,8 @@ def csv_text(
 ) -> str:
     r"""Format a table as CSV.
 
-    Args:
-        header: Names of the columns.
-        rows: Cells.
-        quoting: A constant of the module csv. Untrusted text needs `QUOTE_NONNUMERIC`: before Python 3.13,
-            cells with a carriage return are not quoted otherwise, and it ends the row.
+    Untrusted text needs the quoting `csv.QUOTE_NONNUMERIC`: before Python 3.13, cells with a carriage return
+    are not quoted otherwise, and it ends the row.
 
     Example:
         >>> csv_text(["a", "b"], [[1, "x, y"]])

@@ -118,10 +118,9 @@ class ClassifierReward:
         first = next(iter(columns.get(PROMPTS, ())), None)
         chats = self.tokenizer.chat_template is not None and is_messages(first)
         if chats:
-            both = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
-            whole = [
-                Conversation((*prompt, *answer), f"{self.name}: a completion") for prompt, answer in both
-            ]
+            place = f"{self.name}: a completion"
+            pairs = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
+            whole = (Conversation((*prompt, *answer), place) for prompt, answer in pairs)
             texts = [conversation.text(KEY, self.tokenizer) for conversation in whole]
         starts = range(0, len(texts), BATCH_SIZE)
         parts = [self._scores(texts[i : i + BATCH_SIZE], special_tokens=not chats) for i in starts]
@@ -258,20 +257,16 @@ def reward_parts(
         raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)
     if not parts or not all(math.isfinite(weight) for weight in parts.values()):
         raise ConfigurationError(f"{dict(parts)} must name rewards, each with a finite weight", key=KEY)
-    return parts, _labels_of(list(parts), label)
-
-
-def _labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> Mapping[str, str]:
-    """The rewarded label of each classifier that has one."""
-    classifiers = [path for path in paths if is_classifier(path)]
-    if label is not None and not classifiers:
-        raise ConfigurationError(f"{label} needs a classifier, got {', '.join(paths)}", key="reward_label")
-    if label is None or isinstance(label, str):
-        return {} if label is None else dict.fromkeys(classifiers, label)
-    if unknown := sorted(label.keys() - {*classifiers}):
+    classifiers = [part for part in parts if is_classifier(part)]
+    if label is None:
+        return parts, {}
+    if not classifiers:
+        raise ConfigurationError(f"{label} needs a classifier, got {', '.join(parts)}", key="reward_label")
+    labels = dict.fromkeys(classifiers, label) if isinstance(label, str) else label
+    if unknown := sorted(labels.keys() - {*classifiers}):
         problem = f"{unknown[0]} is not a classifier of reward_path; it has {', '.join(classifiers)}"
         raise ConfigurationError(problem, key="reward_label")
-    return label
+    return parts, labels
 
 
 def _load_part(path: str, label: str | None, output: RewardOutput, device: torch.device | str) -> Reward:
@@ -282,21 +277,16 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
         return FunctionReward(path, import_member(path, module, name, KEY))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source)
-    if is_whole := has_weights(classifier):
-        classifier.to(device)  # type: ignore[arg-type]
     reward = ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
-    if is_whole:
+    if has_weights(classifier):
+        classifier.to(device)  # type: ignore[arg-type]
         with loading.errors_of(KEY, path):
             _check_padding(reward)
     return reward
 
 
 def _check_padding(reward: ClassifierReward) -> None:
-    """Check that texts of different lengths are scored together as they are one by one.
-
-    Raises:
-        ConfigurationError: If the padding changes a score, as where a classifier reads the last position.
-    """
+    """Check that padding changes no score, as it does where a classifier reads the last position."""
     together, alone = reward(TRIAL), torch.cat([reward([text]) for text in TRIAL])
     rounding = max(1e-3, 16 * torch.finfo(reward.classifier.dtype).eps)
     if (together - alone).abs().max() > rounding * max(1.0, float(alone.abs().max())):

@@ -27,20 +27,14 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True, config=CLOSED, kw_only=True)
 class Mapping(Stated):
-    """The meaning of the columns of imported logs.
+    """The meaning of the columns of imported logs."""
 
-    Args:
-        name: Name of the sweep in the report.
-        primary: The primary comparison.
-        files: Pattern of the paths of the logs if each run has its own, for example
-            "{arm}-{beta}-{replicate}/trainer_state.json".
-        setting: One sentence on the models, the data and the training.
-    """
-
-    name: str
+    name: str  # name of the sweep in the report
     primary: Primary
+    # Pattern of the paths of the logs if each run has its own, for example
+    # "{arm}-{beta}-{replicate}/trainer_state.json"
     files: str | None = None
-    setting: str = ""
+    setting: str = ""  # one sentence on the models, the data and the training
 
     def check(self) -> None:
         """Check the values beyond their types.

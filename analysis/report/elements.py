@@ -22,16 +22,11 @@ _NUMERIC = re.compile(rf"{_NUMBER}(?: \({_NUMBER} to {_NUMBER}\)| to {_NUMBER})?
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text."""
 
-    Attributes:
-        caption: Its content, including units.
-        header: Names of the columns.
-        rows: Cells, as long as the header. Numbers and intervals of a column get the same decimals.
-    """
-
-    caption: str
+    caption: str  # its content, including units
     header: Sequence[str]
+    # Cells, as long as the header. Numbers and intervals of a column get the same decimals.
     rows: Sequence[Sequence[Cell]]
 
     @cached_property
@@ -68,50 +63,30 @@ def _texts(column: Sequence[Cell]) -> list[str]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with text alternatives.
-
-    Attributes:
-        svg: The drawing.
-        alt: A description in one or two sentences.
-        caption: How to read it; names the unit that n counts.
-        table: The numbers that it shows; None if a table of its section has them.
-    """
+    """A drawing with text alternatives."""
 
     svg: str
-    alt: str
-    caption: str
-    table: Table | None = None
+    alt: str  # a description in one or two sentences
+    caption: str  # how to read it; names the unit that n counts
+    table: Table | None = None  # the numbers that it shows; None if a table of its section has them
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the report.
+    """One part of the report."""
 
-    Attributes:
-        name: Its anchor on the page and its key in `results.json`.
-        title: Its heading.
-        paragraphs: Text that is always shown.
-        notes: How to read the section and its assumptions, initially collapsed.
-        figures: Figures.
-        tables: Tables that are always shown.
-        details: Tables that are initially collapsed.
-        glossary: Terms with definitions, shown with the notes.
-        numbers: What it computes, for `results.json` and `verify`.
-        exploratory: Whether it contains no planned test.
-        folded: Whether all of it is initially collapsed.
-    """
-
-    name: str
-    title: str
-    paragraphs: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    name: str  # its anchor on the page and its key in `results.json`
+    title: str  # its heading
+    paragraphs: Sequence[str] = ()  # text that is always shown
+    notes: Sequence[str] = ()  # how to read the section and its assumptions, initially collapsed
     figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    details: Sequence[Table] = ()
-    glossary: Sequence[tuple[str, str]] = ()
+    tables: Sequence[Table] = ()  # tables that are always shown
+    details: Sequence[Table] = ()  # tables that are initially collapsed
+    glossary: Sequence[tuple[str, str]] = ()  # terms with definitions, shown with the notes
+    # What it computes, for `results.json` and `verify`
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    exploratory: bool = False
-    folded: bool = False
+    exploratory: bool = False  # whether it contains no planned test
+    folded: bool = False  # whether all of it is initially collapsed
 
 
 def page(

@@ -121,10 +121,10 @@ def log_scale(axis: XAxis | YAxis) -> None:
 
 
 @contextmanager
-def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
-    """A canvas in the style of the report; sizes are in inches."""
+def sheet(height: float) -> Iterator[Sheet]:
+    """A canvas in the style of the report, with its width; the height is in inches."""
     with style.context(["default", _STYLE]):
-        drawn = Sheet(Canvas(figsize=(width, height), layout="constrained"))
+        drawn = Sheet(Canvas(figsize=(WIDTH, height), layout="constrained"))
         yield drawn
         buffer = io.StringIO()
         quiet = {"Date": None, "Creator": None}

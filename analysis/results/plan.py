@@ -75,19 +75,14 @@ _NUMBERED = BeforeValidator(lambda value: dict(enumerate(value)) if isinstance(v
 
 @dataclass(frozen=True, config=CLOSED)
 class Stage:
-    """A stage of training. All stages except the last are single cells, shared by those that start from them.
+    """A stage of training. All but the last are single cells, shared by those that start from them."""
 
-    Args:
-        config: The configuration file given to the command.
-        inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
-        overrides: Dotted configuration key -> the value it takes instead of the file's.
-        command: "fit", or "study" for a study, which trains nothing.
-    """
-
-    config: str
+    config: str  # the configuration file given to the command
+    # Dotted configuration key -> the earlier stage whose checkpoint it receives
     inputs: Inputs = field(default_factory=dict)
+    # Dotted configuration key -> the value it takes instead of the file's
     overrides: Overrides = field(default_factory=dict)
-    command: Literal["fit", "study"] = "fit"
+    command: Literal["fit", "study"] = "fit"  # a study trains nothing
 
     @property
     def trains(self) -> bool:
@@ -97,36 +92,26 @@ class Stage:
 
 @dataclass(frozen=True, config=CLOSED)
 class Block:
-    """What the runs of a block share, and those of other blocks do not.
-
-    Args:
-        overrides: Configuration key -> value.
-        inputs: Configuration key -> the stage whose checkpoint it receives, beside the inputs of the last
-            stage or in place of them.
-    """
+    """What the runs of a block share, and those of other blocks do not."""
 
     overrides: Overrides = field(default_factory=dict)
-    inputs: Inputs = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=dict)  # beside those of the last stage, or in place of them
 
 
 @dataclass(frozen=True, config=CLOSED)
 class Grid:
-    """The design of the last stage: every arm at every beta in every replicate.
+    """The design of the last stage: every arm at every beta in every replicate."""
 
-    Args:
-        arms: Label -> what the arm changes: configuration key -> value, as on the command line of `fit`, or
-            `{by_beta: {index: value}}` for a value that differs between betas, such as a learning rate. A
-            list of estimators stands for arms that differ in `kl.estimator` alone.
-        beta: Index -> weight of the KL; in a list, the index is the position. Seeds follow the index: a new
-            weight takes a new one, and the others keep their seeds.
-        replicates: Matched runs at each beta.
-        blocks: Label -> block: warm starts, or anything else on which statements should not depend. Replicate
-            r belongs to block r mod B of B blocks.
-    """
-
+    # Label -> what the arm changes: configuration key -> value, as on the command line of `fit`, or
+    # `{by_beta: {index: value}}` for a value that differs between betas, such as a learning rate. A list of
+    # estimators stands for arms that differ in `kl.estimator` alone.
     arms: Annotated[dict[Label, Overrides], BeforeValidator(_arms)]
+    # Index -> weight of the KL; in a list, the index is the position. Seeds follow the index: a new weight
+    # takes a new one, and the others keep their seeds.
     beta: Annotated[dict[Index, Weight], _NUMBERED]
-    replicates: StrictInt = 10
+    replicates: StrictInt = 10  # matched runs at each beta
+    # Label -> block: warm starts, or anything else on which statements should not depend. Replicate r belongs
+    # to block r mod B of B blocks.
     blocks: dict[Label, Block] = field(default_factory=dict)
 
     @property
@@ -155,35 +140,31 @@ class Grid:
 
 @dataclass(frozen=True, config=CLOSED)
 class Tuning:
-    """Runs of every arm at every rate and beta, from which one rate is chosen for each arm.
+    """Runs of every arm at every rate and beta, from which one rate is chosen for each arm."""
 
-    Args:
-        rates: The rates, the same for all arms; at least three, so that one can be inside.
-        replicates: Runs at each rate and beta, with seeds of their own; at least two, which have a spread.
-        key: The configuration key of the rate.
-    """
-
-    rates: Annotated[list[Positive], Field(min_length=3)]
+    rates: Annotated[
+        list[Positive], Field(min_length=3)
+    ]  # the same for all arms; three, so one can be inside
+    # Runs at each rate and beta, with seeds of their own; two have a spread
     replicates: Annotated[int, Field(strict=True, ge=2)] = 4
-    key: Annotated[str, AfterValidator(plain_key)] = "model.learning_rate"
+    key: Annotated[str, AfterValidator(plain_key)] = (
+        "model.learning_rate"  # the configuration key of the rate
+    )
 
 
 @dataclass(frozen=True, config=CLOSED)
 class Primary:
-    """The comparison that decides: by J = reward - beta * KL, or by the KL alone.
+    """The comparison that decides: by J = reward - beta * KL, or by the KL alone."""
 
-    Args:
-        control: The arm the others are compared with.
-        alpha: Two-sided level of the family of these tests.
-        margins: "objective" or "matched_kl" -> difference in reward within which arms count as equivalent;
-            where the KL decides, "kl" -> difference in nats.
-        outcome: "objective" decides by J. "kl" decides by the KL alone, lower being better: for distillation,
-            where the reference is the teacher and there is no reward.
-    """
-
-    control: str
-    alpha: Annotated[float, Field(strict=True, gt=0, lt=0.5)] = 0.05
+    control: str  # the arm the others are compared with
+    alpha: Annotated[float, Field(strict=True, gt=0, lt=0.5)] = (
+        0.05  # two-sided, of the family of these tests
+    )
+    # "objective" or "matched_kl" -> difference in reward within which arms count as equivalent; where the KL
+    # decides, "kl" -> difference in nats
     margins: dict[str, Positive] = field(default_factory=dict)
+    # "objective" decides by J. "kl" decides by the KL alone, lower being better: for distillation, where the
+    # reference is the teacher and there is no reward.
     outcome: Literal["objective", "kl"] = "objective"
 
     @property
@@ -194,31 +175,18 @@ class Primary:
 
 @dataclass(frozen=True, config=CLOSED)
 class Plan:
-    """A sweep: stages in the order they depend on each other, and the grid of the last.
+    """A sweep: stages in the order they depend on each other, and the grid of the last."""
 
-    Args:
-        name: What progress lines and the report call it.
-        directory: Where the locked plan, the results and the working directories are kept.
-        stages: Stage name -> stage; a stage may start from those above it.
-        grid: The cells of the last stage.
-        primary: The comparison that decides.
-        root_seed: The root of every seed.
-        threads: Threads each cell computes with.
-        module: The package whose `fit` command runs a cell.
-        setting: What is trained on what, in a sentence: the report says beside its verdict what it is about.
-        tuning: The stage that chooses a rate for each arm before the grid runs; None without one.
-    """
-
-    name: Name
-    directory: str
-    stages: dict[Name, Stage]
-    grid: Grid
+    name: Name  # what progress lines and the report call it
+    directory: str  # where the locked plan, the results and the working directories are kept
+    stages: dict[Name, Stage]  # a stage may start from those above it
+    grid: Grid  # the cells of the last stage
     primary: Primary
-    root_seed: Count = 0
-    threads: Annotated[int, Field(strict=True, ge=1)] = 1
-    module: str = "lit_klrb"
-    setting: str = ""
-    tuning: Tuning | None = None
+    root_seed: Count = 0  # the root of every seed
+    threads: Annotated[int, Field(strict=True, ge=1)] = 1  # threads each cell computes with
+    module: str = "lit_klrb"  # the package whose `fit` command runs a cell
+    setting: str = ""  # what is trained on what, in a sentence that the report has beside its verdict
+    tuning: Tuning | None = None  # chooses a rate for each arm before the grid runs
 
     @property
     def pairs(self) -> int:
@@ -294,8 +262,6 @@ class Plan:
     def of_record(cls, record: Mapping[str, Any], directory: str) -> "Plan":
         """Create a plan from its written form; one of `MALFORMED` if it is none."""
         # Settings without effect that plans had when most sweeps were published; their hash is of the file
-        primary = {key: value for key, value in record["primary"].items() if value or key not in _RETIRED}
+        retired = ("kl_cuts", "corner", "sequential")
+        primary = {key: value for key, value in record["primary"].items() if value or key not in retired}
         return cls(**{**record, "directory": directory, "primary": primary})
-
-
-_RETIRED = ("kl_cuts", "corner", "sequential")

@@ -188,11 +188,11 @@ class Store:
         """The log file of the cell's latest attempt."""
         return self.workdir(cell_id) / layout.LOG
 
-    def log_tail(self, cell_id: str, lines: int = 10) -> str:
-        """The last lines of the log of the cell's latest attempt."""
+    def log_tail(self, cell_id: str) -> str:
+        """The last ten lines of the log of the cell's latest attempt."""
         path = self.log(cell_id)
         text = path.read_text(errors="replace") if path.exists() else ""
-        return "\n".join(text.rstrip().splitlines()[-lines:])
+        return "\n".join(text.rstrip().splitlines()[-10:])
 
     def seconds(self, cell_id: str) -> Path:
         """The file with the time of the cell, unless it was resumed; not part of its reproducible result."""

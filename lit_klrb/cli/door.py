@@ -90,8 +90,8 @@ class Door:
         self.classes: dict[str, type | None] = dict(classes)
         self.given: set[str] = set()
 
-    def check(self, words: Sequence[str], required: Sequence[str], complete: bool = True) -> None:
-        """Check a command line."""
+    def check(self, words: Sequence[str], required: Sequence[str]) -> None:
+        """Check a command line; without required keys it may be a template that is not complete."""
         for key, value in settings_of(words):
             self._take(key.split("."), value)
         missing = [key for key in required if key not in self.classes]
@@ -100,7 +100,7 @@ class Door:
         for key in missing:
             class_of(key, "", classes_in(self.types[key]))
         for key, kind in self.classes.items():
-            if complete and kind is not None:
+            if required and kind is not None:
                 self._check_complete(key, kind)
 
     def _check_complete(self, key: str, kind: type) -> None:

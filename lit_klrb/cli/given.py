@@ -1,7 +1,7 @@
 """What a command line sets, as keys and values in the order given; and the estimator if it sets none."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ OPTIONS_WITHOUT_REWARD = (
     f"--kl.estimator.discount={ANNEALED[0]}",
     f"--kl.final_discount={ANNEALED[1]}",
 )
+# Settings of new weights, and the paths of models that can be given in their place.
+NEW_WEIGHTS = {"policy_config": ["policy_path"], "classifier_config": ["classifier_path", "backbone_path"]}
 # The keys of a sweep's plan, which is not a configuration of a run.
 PLAN_KEYS = {"stages", "grid", "primary"}
 # Options that set nothing, and need no value
@@ -129,6 +131,16 @@ def option_key(word: str) -> str:
     """
     key = word.removeprefix("--").partition("=")[0].rstrip("+").removesuffix(".class_path")
     return key.replace(".init_args.", ".") if word.startswith("--") else ""
+
+
+def prefer_given_model(words: Sequence[str], arguments: MutableMapping[str, Any]) -> None:
+    """Drop the new weights among a module's arguments, from a file, where an option names a model."""
+    set_by_option = {".".join(option_key(word).split(".")[:2]) for word in words}
+    for setting, paths in NEW_WEIGHTS.items():
+        given = [path for path in paths if arguments.get(path) is not None]
+        named = set_by_option & {f"model.{path}" for path in given}
+        if named and arguments.get(setting) is not None and f"model.{setting}" not in set_by_option:
+            arguments[setting] = None
 
 
 def default_options(given: dict[str, Any]) -> tuple[str, ...]:

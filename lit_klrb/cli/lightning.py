@@ -36,19 +36,19 @@ from lit_klrb.cli.given import (
     default_options,
     flattened,
     given_settings,
-    option_key,
+    prefer_given_model,
 )
 from lit_klrb.cli.mistakes import EndedError, ending_of, once_of_a_kind, quiet
 from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
-from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted, refusing
+from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
-from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
+from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.lightning_internals import say_before_kill
-from lit_klrb.run.loggers import run_loggers
+from lit_klrb.run.loggers import run_loggers, tell_loggers
 from lit_klrb.run.options import check_accelerator, check_training_options, prefer_determinism
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
@@ -56,14 +56,8 @@ from lit_klrb.terminal import say_once
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"
-# Where W&B finds the id of a run whose logger has none.
-WANDB_ID = "WANDB_RUN_ID"
-
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
-
-# Settings of new weights, and the paths of models that can be given in their place.
-NEW_WEIGHTS = {"policy_config": ["policy_path"], "classifier_config": ["classifier_path", "backbone_path"]}
 
 
 class LitCLI(LightningCLI):
@@ -137,46 +131,42 @@ class LitCLI(LightningCLI):
         assert isinstance(command, OneLineParser)
         if not {"-h", "--help"} & {*args}:
             # What --print_config prints may be a template to fill in
-            complete = not any(word.startswith("--print_config") for word in args)
-            required = ("model", "data") if complete else ()
-            Door(command, {"kl.estimator": DEFAULT}).check(args[1:], required, complete)
+            is_template = any(word.startswith("--print_config") for word in args)
+            Door(command, {"kl.estimator": DEFAULT}).check(args[1:], () if is_template else ("model", "data"))
         self.config = parser.parse_args(args)
         model = self.config[self.config.subcommand].model if "subcommand" in self.config else None
         if model is not None:
-            self._prefer_given_model(model.get("init_args", Namespace()))
+            prefer_given_model(self._words, model.get("init_args", Namespace()))
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
         config = self.config[self.config.subcommand]
-        path = config.get("ckpt_path")
+        path, is_fit = config.get("ckpt_path"), self.config.subcommand == "fit"
         # Whether SLURM runs this job again, after a preemption, the loss of a node or `Stopped.requeued`
         again = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-        if self.config.subcommand == "fit" and (path == AUTO or (path is None and again)):
-            path = config["ckpt_path"] = self._automatic(Path(config.trainer.default_root_dir))
+        automatic = is_fit and (path == AUTO or (path is None and again))
+        if automatic:
+            root = Path(config.trainer.default_root_dir)
+            path = config["ckpt_path"] = last_intact(root)
+            if path is None:
+                say_once(f"--ckpt_path {AUTO}: no checkpoint in {root}, so the run starts at its first step")
         if path is None:
             return
         if not Path(path).is_file():
             raise ConfigurationError(f"{path} does not exist", key="ckpt_path")
-        if self.config.subcommand == "fit":
-            run = run_of(path)
-            check_same_run(path, run, record(yaml.safe_load(self._config_text())))
+        if is_fit:
+            try:
+                run = run_of(path)
+                check_same_run(path, run, record(yaml.safe_load(self._config_text())))
+            except ConfigurationError as error:
+                if not automatic:
+                    raise
+                say_once(f"--ckpt_path {AUTO}: another run starts, as {error}")
+                config["ckpt_path"] = None
+                return
             self.resumed = run["id"]
-
-    def _automatic(self, root: Path) -> str | None:
-        """The last checkpoint of the run directory if it is of the same run; None for a new run."""
-        last = root / schema.CHECKPOINT
-        whole = [path for path in (last, previous_of(last)) if path.is_file() and damage(path) is None]
-        if not whole:
-            say_once(f"--ckpt_path {AUTO}: no checkpoint in {root}, so the run starts at its first step")
-            return None
-        path = str(whole[0])
-        try:
-            check_same_run(path, run_of(path), record(yaml.safe_load(self._config_text())))
-        except ConfigurationError as error:
-            say_once(f"--ckpt_path {AUTO}: another run starts, as {error}")
-            return None
-        say_once(f"--ckpt_path {AUTO}: resuming {path}")
-        return path
+            if automatic:
+                say_once(f"--ckpt_path {AUTO}: resuming {path}")
 
     def _config_text(self) -> str:
         """The resolved configuration, as YAML for `--config`."""
@@ -201,15 +191,6 @@ class LitCLI(LightningCLI):
         unused = () if config.get("ckpt_path") is None else INITIAL
         check_upstream({key: value for key, value in settings.items() if key not in unused})
 
-    def _prefer_given_model(self, arguments: Namespace) -> None:
-        """Drop the new weights of a configuration file where an option names a model."""
-        set_by_option = {".".join(option_key(word).split(".")[:2]) for word in self._words}
-        for setting, paths in NEW_WEIGHTS.items():
-            given = [path for path in paths if arguments.get(path) is not None]
-            named = set_by_option & {f"model.{path}" for path in given}
-            if named and arguments.get(setting) is not None and f"model.{setting}" not in set_by_option:
-                arguments[setting] = None
-
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""
         super().instantiate_classes()
@@ -230,11 +211,8 @@ class LitCLI(LightningCLI):
         if any(isinstance(callback, KLEstimatorCallback) for callback in given):
             problem = "KLEstimatorCallback is what the keys under kl set; plug in one only"
             raise ConfigurationError(f"trainer.callbacks: {problem}")
-        own: list[Callback] = [
-            self.recorder,
-            PredictionWriter(self.directory.path),
-            StopBetweenSteps(self.directory.checkpoint if is_run else None),
-        ]
+        own: list[Callback] = [self.recorder, PredictionWriter(self.directory.path)]
+        own.append(StopBetweenSteps(self.directory.checkpoint if is_run else None))
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             own.append(RunProgressBar())
         is_monitored = any(isinstance(c, DistillationMonitor) for c in given)
@@ -259,7 +237,7 @@ class LitCLI(LightningCLI):
                 rank_zero_only(self.directory.begin)(self.resumed)  # every process runs this command
                 own = run_loggers(self.directory.path, self.tensorboard)
                 self.trainer.loggers = [*own, *self.trainer.loggers]
-                self._tell_loggers()
+                tell_loggers(self.trainer.loggers, self.settings, self.directory)
                 say_before_kill(lambda: error_line(f"{LOST}; {self._resume_hint()}"))
                 super()._run_subcommand(subcommand)
             except BaseException as error:
@@ -276,20 +254,6 @@ class LitCLI(LightningCLI):
                 if isinstance(error, Stopped):
                     error.add_note(hint)
                 raise
-
-    def _tell_loggers(self) -> None:
-        """Give every logger the whole configuration, and the run's name and folder; W&B also the run's id."""
-        root = self.directory.path
-        told = {**self.settings, "run.name": root.name, "run.folder": str(root.absolute())}
-        # With the same id, a resumed run continues W&B's run instead of starting another one
-        named = os.environ.setdefault(WANDB_ID, self.directory.run_id) != self.directory.run_id
-        try:
-            for logger in self.trainer.loggers:
-                with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
-                    logger.log_hyperparams(told)
-        finally:
-            if not named:
-                del os.environ[WANDB_ID]
 
     def _resume_hint(self) -> str:
         """How to continue a run that ends early."""

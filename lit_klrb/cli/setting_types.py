@@ -23,17 +23,11 @@ PLAIN = (bool, int, float, str, type(None), timedelta, Path, complex, bytes)
 
 
 class Parameters(NamedTuple):
-    """The arguments of a class.
+    """The arguments of a class."""
 
-    Args:
-        hints: Their types by name; Any where there is none.
-        required: Those without a default.
-        are_all: False if it also takes others.
-    """
-
-    hints: dict[str, Any]
-    required: list[str]
-    are_all: bool
+    hints: dict[str, Any]  # their types by name; Any where there is none
+    required: list[str]  # those without a default
+    are_all: bool  # false if it also takes others
 
 
 def parameters(kind: type) -> Parameters:

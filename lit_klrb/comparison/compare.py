@@ -33,25 +33,15 @@ Track = Callable[[str, int], Advance]
 
 
 class Measured(NamedTuple):
-    """What was measured of a policy and a reference.
-
-    Args:
-        policy: The policy.
-        reference: The reference.
-        tokenizers: What `notes_of` said.
-        tables: Statistics by direction, "forward" and "reverse".
-        floor: Statistics of the policy against itself, see `noise_floor`.
-        unfinished: Fraction of the policy's completions that did not end; None for given texts.
-        own_context: Whether the reference reads other prompts than the policy.
-    """
+    """What was measured of a policy and a reference."""
 
     policy: str
     reference: str
-    tokenizers: str
-    tables: dict[str, TokenTable]
-    floor: dict[str, TokenTable]
-    unfinished: float | None
-    own_context: bool
+    tokenizers: str  # what `notes_of` said
+    tables: dict[str, TokenTable]  # statistics by direction, "forward" and "reverse"
+    floor: dict[str, TokenTable]  # statistics of the policy against itself, see `noise_floor`
+    unfinished: float | None  # fraction of the policy's completions that did not end; None for given texts
+    own_context: bool  # whether the reference reads other prompts than the policy
 
 
 class _Read(NamedTuple):

@@ -71,19 +71,12 @@ def skewed_interval(influences: Tensor, level: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Token statistics of the sequences of C clusters, under a model p and a model q.
+    """Token statistics of the sequences of C clusters, under a model p and a model q."""
 
-    Args:
-        stats: Statistics, 0 outside the mask, shape [S, T].
-        mask: True on tokens whose statistics count, shape [S, T].
-        cluster: Number of each row's cluster (its prompt or its text), 0 to C - 1, shape [S].
-        group_size: Completions per prompt, sampled from p; None for given texts.
-    """
-
-    stats: TokenStats
-    mask: Tensor
-    cluster: Tensor
-    group_size: int | None
+    stats: TokenStats  # statistics, 0 outside the mask, shape [S, T]
+    mask: Tensor  # true on tokens whose statistics count, shape [S, T]
+    cluster: Tensor  # number of each row's cluster (its prompt or its text), 0 to C - 1, shape [S]
+    group_size: int | None  # completions per prompt, sampled from p; None for given texts
 
     @property
     def clusters(self) -> int:

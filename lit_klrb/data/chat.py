@@ -33,16 +33,11 @@ _TRIED: dict[str, bool] = {}
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages with roles, as TRL and chat templates have them.
+    """Messages with roles, as TRL and chat templates have them."""
 
-    Args:
-        messages: At least one.
-        place: Where they come from, for error messages.
-        settings: What the template reads beside them: `chat_template_kwargs`, and the row's tools.
-    """
-
-    messages: tuple[Message, ...]
-    place: str
+    messages: tuple[Message, ...]  # at least one
+    place: str  # where they come from, for error messages
+    # What the template reads beside them: `chat_template_kwargs`, and the row's tools
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -30,21 +30,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Row:
-    """What a stage reads of a row.
+    """What a stage reads of a row."""
 
-    Args:
-        prompt: What answers follow, used as a whole; None for whole texts.
-        answers: The text or conversation; the completion; or the chosen and the rejected one.
-        label: 1 positive, 0 negative, None unknown.
-        columns: The other columns of the row, which reach rewards.
-        place: Where it comes from, for messages.
-    """
-
-    prompt: Content | None
+    prompt: Content | None  # what answers follow, used as a whole; None for whole texts
+    # The text or conversation; the completion; or the chosen and the rejected one
     answers: tuple[Content, ...] = ()
-    label: int | None = None
+    label: int | None = None  # 1 positive, 0 negative, None unknown
+    # The other columns of the row, which reach rewards
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    place: str = field(default="", compare=False, repr=False)
+    place: str = field(default="", compare=False, repr=False)  # where it comes from, for messages
 
     @property
     def text(self) -> str:

@@ -19,29 +19,18 @@ T = TypeVar("T")
 
 @dataclass
 class Selection:
-    """The examples of a split, and the rows that are left out.
+    """The examples of a split, and the rows that are left out."""
 
-    Args:
-        key: The argument that names the source.
-        source: Its value.
-        split: The split.
-        limit: Maximum number of tokens of a prompt with its answer; None for no limit.
-        overlong: What is done about longer ones: leave them out, cut the end of the answer, or refuse.
-        name: What determines the limit, for messages.
-
-    Attributes:
-        sha256: Hash of what was made of the rows, in their order; "" before they are read.
-    """
-
-    key: str
-    source: str
+    key: str  # the argument that names the source
+    source: str  # its value
     split: str
-    limit: int | None = None
+    limit: int | None = None  # maximum number of tokens of a prompt with its answer; None for no limit
+    # What is done about longer ones: leave them out, cut the end of the answer, or refuse
     overlong: Overlong = "leave_out"
-    name: str = "max_tokens"
+    name: str = "max_tokens"  # what determines the limit, for messages
     total: int = 0
     cut: int = 0
-    sha256: str = ""
+    sha256: str = ""  # hash of what was made of the rows, in their order; "" before they are read
     lengths: list[int] = field(default_factory=list)
     # Why rows are left out, and where they are
     reasons: dict[str, list[str]] = field(default_factory=dict)

@@ -20,19 +20,13 @@ from lit_klrb.seeding import derive_seed
 
 
 class Prompt(NamedTuple):
-    """A prompt.
+    """A prompt."""
 
-    Attributes:
-        tokens: Its token ids.
-        columns: The other columns of its row, for rewards. Those of a conversation have its messages under
-            `prompt`.
-        is_given: Whether it is used as a whole.
-        teacher: Token ids of what the teacher, or the reference, reads instead; None for the same.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # its token ids
+    # The other columns of its row, for rewards. Those of a conversation have its messages under `prompt`.
     columns: Mapping[str, Any]
-    is_given: bool = False
+    is_given: bool = False  # whether it is used as a whole
+    # Token ids of what the teacher, or the reference, reads instead; None for the same
     teacher: list[int] | None = None
 
 

@@ -90,15 +90,11 @@ class Alternative(NamedTuple):
 
 
 class World(NamedTuple):
-    """Parsed rules.
+    """Parsed rules."""
 
-    Attributes:
-        rules: The alternatives of each symbol `<name>`; the first symbol is the start symbol.
-        strengths: Strength of each sentiment word, positive for praise.
-    """
-
+    # The alternatives of each symbol `<name>`; the first symbol is the start symbol
     rules: dict[str, list[Alternative]]
-    strengths: dict[str, int]
+    strengths: dict[str, int]  # strength of each sentiment word, positive for praise
 
 
 def read_world(text: str) -> World:

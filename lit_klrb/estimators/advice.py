@@ -14,17 +14,11 @@ ANNEALED = 0.0, 1.0
 
 
 class Advice(NamedTuple):
-    """An estimator for one situation.
+    """An estimator for one situation."""
 
-    Args:
-        situation: What is trained.
-        estimator: The estimator.
-        reason: Why, with the document that has the measurements.
-    """
-
-    situation: str
+    situation: str  # what is trained
     estimator: type[KLEstimator]
-    reason: str
+    reason: str  # why, with the document that has the measurements
 
 
 ADVICE = (

@@ -58,13 +58,8 @@ def _with_checks(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self: "KLEstimator", stats: TokenStats, mask: Tensor, *args: Any, **settings: Any) -> Any:
         third = args[0] if args else settings.get({"weights": "rewards", "loss": "weights"}.get(name, ""))
         given = third._asdict() if isinstance(third, LossWeights) else {"rewards": third}
-        check_rollout(
-            stats,
-            mask,
-            beta=settings.get("beta", 1.0),
-            behaviour_logprobs=settings.get("behaviour_logprobs"),
-            **given,
-        )
+        given |= {key: settings[key] for key in ("beta", "behaviour_logprobs") if key in settings}
+        check_rollout(stats, mask, **given)
         return method(self, stats, mask, *args, **settings)
 
     return checked

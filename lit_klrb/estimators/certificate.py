@@ -25,73 +25,47 @@ Batching = Literal["averaged", "summed", "tokens", "coupled", "none"]
 
 
 class Level(NamedTuple):
-    """The expected gradient of one pair of models.
+    """The expected gradient of one pair of models."""
 
-    Args:
-        tokens: The number of its tokens, EOS included.
-        positions: The largest number of tokens of a completion.
-        kl: KL(policy || reference), in nats per sequence.
-        gradient: The expected gradient, shape [contexts, V].
-        cosines: Its cosine with each known gradient; None where the expected gradient is zero.
-        norm_ratio: Its norm over that of the gradient of the KL.
-        bias: Norm of its difference to the gradient of the KL, after division by the scale, over that of the
-            gradient of the KL.
-    """
-
-    tokens: int
-    positions: int
-    kl: float
-    gradient: Tensor
+    tokens: int  # the number of its tokens, EOS included
+    positions: int  # the largest number of tokens of a completion
+    kl: float  # KL(policy || reference), in nats per sequence
+    gradient: Tensor  # the expected gradient, shape [contexts, V]
+    # Its cosine with each known gradient; None where the expected gradient is zero
     cosines: dict[str, float | None]
-    norm_ratio: float
+    norm_ratio: float  # its norm over that of the gradient of the KL
+    # Norm of its difference to the gradient of the KL, after division by the scale, over that gradient's
     bias: float
 
 
 class GradientIdentity(NamedTuple):
-    """What the expected gradient is.
+    """What the expected gradient is."""
 
-    Args:
-        name: A name of `KNOWN`, `ZERO`, or None for another gradient.
-        scale: The factor before it, which may be negative; None without a name.
-        normalisation: "sum": over tokens, and a mean or sum over completions; "batch": divided by the tokens
-            of the batch; "length": each completion divided by its own tokens.
-        levels: One per pair of models.
-        agrees_at: The pairs, as indices of `levels`, with which it has the gradient of `nearly`.
-        nearly: The known gradient that it has with some of the pairs only.
-    """
-
-    name: str | None
-    scale: float | None
+    name: str | None  # a name of `KNOWN`, `ZERO`, or None for another gradient
+    scale: float | None  # the factor before it, which may be negative; None without a name
+    # "sum": over tokens, and a mean or sum over completions; "batch": divided by the tokens of the batch;
+    # "length": each completion divided by its own tokens
     normalisation: str
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # one per pair of models
+    # The pairs, as indices of `levels`, with which it has the gradient of `nearly`
     agrees_at: tuple[int, ...] = ()
-    nearly: str | None = None
+    nearly: str | None = None  # the known gradient that it has with some of the pairs only
 
 
 class Certificate(NamedTuple):
-    """What is known about a loss.
+    """What is known about a loss."""
 
-    Args:
-        on_policy: The verdict for completions of the policy.
-        off_policy: The verdict for those of another policy, for a loss that reads its log-probabilities.
-        alone: The verdict for batches of one completion, for a loss that couples completions; None else.
-        alone_error: Why a single completion has no loss.
-        paired: Whether batches of two completions were tried.
-        over_batch: Whether completions of a batch are summed, not averaged.
-        padding: Relative change of the gradient with what lies outside the mask.
-        over_width: Whether the loss is divided by the number of positions, padding included.
-        depends: Whether the loss has any gradient in the policy.
-    """
-
-    on_policy: GradientIdentity
+    on_policy: GradientIdentity  # the verdict for completions of the policy
+    # The verdict for those of another policy, for a loss that reads its log-probabilities
     off_policy: GradientIdentity | None
+    # The verdict for batches of one completion, for a loss that couples completions; None else
     alone: GradientIdentity | None
-    alone_error: str | None
-    paired: bool
-    over_batch: bool
-    padding: float
-    over_width: bool
-    depends: bool
+    alone_error: str | None  # why a single completion has no loss
+    paired: bool  # whether batches of two completions were tried
+    over_batch: bool  # whether completions of a batch are summed, not averaged
+    padding: float  # relative change of the gradient with what lies outside the mask
+    over_width: bool  # whether the loss is divided by the number of positions, padding included
+    depends: bool  # whether the loss has any gradient in the policy
 
 
 def certify(loss: Loss, *, takes_mask: bool = True, takes_old: bool = False) -> Certificate:

@@ -19,21 +19,13 @@ _BEYOND = 32
 
 
 class FitSums(NamedTuple):
-    """What least squares needs of some groups: sums over them, of all D directions, in float64.
+    """What least squares needs of some groups: sums over them, of all D directions, in float64."""
 
-    Args:
-        products: Inner products of the directions, shape [..., D, D]; 0 for directions that are absent.
-        target: Inner products of the directions and the score weights at g = 0, shape [..., D].
-        squares: Squared norm of the score weights at g = 0, shape [...].
-        groups: Number of groups, shape [...].
-        fourth_powers: Sum of the groups' squared `squares`, shape [...].
-    """
-
-    products: Tensor
-    target: Tensor
-    squares: Tensor
-    groups: Tensor
-    fourth_powers: Tensor
+    products: Tensor  # inner products of the directions, shape [..., D, D]; 0 for directions that are absent
+    target: Tensor  # inner products of the directions and the score weights at g = 0, shape [..., D]
+    squares: Tensor  # squared norm of the score weights at g = 0, shape [...]
+    groups: Tensor  # number of groups, shape [...]
+    fourth_powers: Tensor  # sum of the groups' squared `squares`, shape [...]
 
     @staticmethod
     def of(

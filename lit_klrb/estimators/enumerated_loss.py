@@ -18,19 +18,13 @@ TOP_K = 1
 
 
 class Measurement(NamedTuple):
-    """Expected value and gradient of an estimator at a given KL.
+    """Expected value and gradient of an estimator at a given KL."""
 
-    Args:
-        kl: The exact KL(policy || reference), in nats per sequence.
-        mean_value: The expectation of the estimator's value, in nats per sequence.
-        cosine: Cosine between the expected and the true gradient; None if the expected gradient is zero.
-        norm_ratio: Norm of the expected gradient divided by that of the true gradient.
-    """
-
-    kl: float
-    mean_value: float
+    kl: float  # the exact KL(policy || reference), in nats per sequence
+    mean_value: float  # the expectation of the estimator's value, in nats per sequence
+    # Cosine between the expected and the true gradient; None if the expected gradient is zero
     cosine: float | None
-    norm_ratio: float
+    norm_ratio: float  # norm of the expected gradient divided by that of the true gradient
 
 
 def measure(estimator: KLEstimator) -> list[Measurement]:
@@ -97,21 +91,13 @@ class LossError(Exception):
 
 
 class LossInputs(NamedTuple):
-    """A batch of completions of one prompt; outside the mask, tokens and logits are random.
+    """A batch of completions of one prompt; outside the mask, tokens and logits are random."""
 
-    Args:
-        logits: Policy, shape [B, T, V], float64, differentiable.
-        ref_logits: Reference, shape [B, T, V].
-        old_logits: The policy that the completions are samples from, shape [B, T, V].
-        tokens: Completions, shape [B, T].
-        mask: True on tokens of a completion, EOS included, shape [B, T].
-    """
-
-    logits: Tensor
-    ref_logits: Tensor
-    old_logits: Tensor
-    tokens: Tensor
-    mask: Tensor
+    logits: Tensor  # policy, shape [B, T, V], float64, differentiable
+    ref_logits: Tensor  # reference, shape [B, T, V]
+    old_logits: Tensor  # the policy that the completions are samples from, shape [B, T, V]
+    tokens: Tensor  # completions, shape [B, T]
+    mask: Tensor  # true on tokens of a completion, EOS included, shape [B, T]
 
 
 Loss = Callable[[LossInputs], Tensor]

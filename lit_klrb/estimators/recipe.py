@@ -15,18 +15,13 @@ from lit_klrb.functional.topk import head_excess, sampled_tail
 
 
 class PerToken(NamedTuple):
-    """A per-token value: the sum of two functions of statistics that are 0 outside the mask.
+    """A per-token value: the sum of two functions of statistics that are 0 outside the mask."""
 
-    Args:
-        symbol: Its symbol in formulas; {0} is the position.
-        before: The part that is known before its token is drawn, as an expectation over the vocabulary is:
-            its importance weight is that of the preceding tokens. Shape [B, T]; None for none.
-        through: The part that depends on the token; None for none.
-    """
-
-    symbol: str
+    symbol: str  # its symbol in formulas; {0} is the position
+    # The part that is known before its token is drawn, as an expectation over the vocabulary is: its
+    # importance weight is that of the preceding tokens. Shape [B, T]; None for none.
     before: Callable[[TokenStats], Tensor] | None = None
-    through: Callable[[TokenStats], Tensor] | None = None
+    through: Callable[[TokenStats], Tensor] | None = None  # the part that depends on the token; None for none
 
     def of(self, stats: TokenStats) -> Tensor:
         """The value, shape [B, T]."""

@@ -15,30 +15,19 @@ PARTS, SHORTEST = 4, 8
 
 
 class Mismatch(NamedTuple):
-    """Sums over each completion, shape [B] unless stated otherwise.
+    """Sums over each completion, shape [B] unless stated otherwise."""
 
-    Args:
-        tokens: Number of tokens.
-        improbable: Number of tokens with log q(y_t) below `IMPROBABLE`.
-        kl: KL of all tokens, in nats.
-        improbable_kl: KL of the improbable tokens.
-        ended: 1 if the completion ended, 0 if it was truncated.
-        end_prob: Probability of its end token under the reference if it ended, else 0.
-        part_kl: KL of the first to the last quarter of the completion, shape [B, 4]; 0 for those with fewer
-            than `SHORTEST` tokens.
-        places: Number of tokens with two others before them.
-        repeated: Of these, the number that equal the token two places before, as in repetitions of one token
-            or of two.
-    """
-
-    tokens: Tensor
-    improbable: Tensor
-    kl: Tensor
-    improbable_kl: Tensor
-    ended: Tensor
-    end_prob: Tensor
+    tokens: Tensor  # number of tokens
+    improbable: Tensor  # number of tokens with log q(y_t) below `IMPROBABLE`
+    kl: Tensor  # KL of all tokens, in nats
+    improbable_kl: Tensor  # KL of the improbable tokens
+    ended: Tensor  # 1 if the completion ended, 0 if it was truncated
+    end_prob: Tensor  # probability of its end token under the reference if it ended, else 0
+    # KL of the first to the last quarter of the completion, shape [B, 4]; 0 for those with fewer than
+    # `SHORTEST` tokens
     part_kl: Tensor
-    places: Tensor
+    places: Tensor  # number of tokens with two others before them
+    # Of these, the number that equal the token two places before, as in repetitions of one token or of two
     repeated: Tensor
 
     def metrics(self) -> dict[str, float]:

@@ -211,11 +211,9 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def _check_parts(self, prompts: int) -> None:
         if prompts % self.parts:
-            parts = f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts"
-            parts = f"mini_batches={self.mini_batches} × {parts}"
-            raise ConfigurationError(
-                f"{prompts} prompts cannot be split evenly into {parts}", key="batch_size"
-            )
+            accumulated = f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}"
+            problem = f"{prompts} prompts cannot be split evenly into mini_batches={self.mini_batches}"
+            raise ConfigurationError(f"{problem} × {accumulated} parts", key="batch_size")
 
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
         """Rewards minus the penalty of completions without EOS, shape [B]; of 0 in distillation."""
@@ -230,9 +228,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             reward_of = partial(self.pair.rewards, self.reward, batch=batch)
             return reward_to_come(rollout, rewards, self.prefix_reward_every, reward_of)
         except Exception as error:
-            error.add_note(
-                "model.init_args.prefix_reward_every asked for the reward of an unfinished completion"
-            )
+            key = "model.init_args.prefix_reward_every"
+            error.add_note(f"{key} asked for the reward of an unfinished completion")
             raise
 
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
@@ -269,7 +266,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         # One wait for the GPU instead of one for each
         numbers = torch.stack([value.double() for value in values.values()]).tolist()
         metrics = dict(zip(values, numbers, strict=True))
-        if metrics.get("equal_rewards") == 1 and self.group_size > 1 and not self.has_said_equal:
+        if metrics.get("equal_rewards") == 1 and not self.has_said_equal:
             self.has_said_equal = True
             self.print(
                 f"step {self.global_step}: all completions of each prompt have the same reward, such as "

@@ -104,6 +104,13 @@ def previous_of(checkpoint: Path) -> Path:
     return checkpoint.with_name(Path(schema.PREVIOUS_CHECKPOINT).name)
 
 
+def last_intact(run: Path) -> str | None:
+    """The newest checkpoint of a run directory that is not damaged; None without one."""
+    last = run / schema.CHECKPOINT
+    intact = (path for path in (last, previous_of(last)) if path.is_file() and damage(path) is None)
+    return next(map(str, intact), None)
+
+
 def check_intact(path: Path) -> None:
     """Check that a checkpoint is not damaged.
 

@@ -3,6 +3,7 @@
 import csv
 import os
 from argparse import Namespace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_klrb import schema
+from lit_klrb.errors import refusing
 from lit_klrb.files import csv_text, write_atomically
-from lit_klrb.run.directory import next_attempt
+from lit_klrb.run.directory import RunDirectory, next_attempt
+
+# Where W&B finds the id of a run whose logger has none.
+WANDB_ID = "WANDB_RUN_ID"
 
 
 class MetricsLogger(Logger):
@@ -71,3 +76,18 @@ def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
     if tensorboard:
         loggers.append(TensorBoardLogger(root, name=schema.TENSORBOARD, version=attempt))
     return loggers
+
+
+def tell_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any], directory: RunDirectory) -> None:
+    """Give every logger the whole configuration, and the run's name and folder; W&B also the run's id."""
+    root = directory.path
+    told = {**settings, "run.name": root.name, "run.folder": str(root.absolute())}
+    # With the same id, a resumed run continues W&B's run instead of starting another one
+    named = os.environ.setdefault(WANDB_ID, directory.run_id) != directory.run_id
+    try:
+        for logger in loggers:
+            with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
+                logger.log_hyperparams(told)
+    finally:
+        if not named:
+            del os.environ[WANDB_ID]

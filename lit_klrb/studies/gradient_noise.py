@@ -102,25 +102,17 @@ class GradientNoiseStudy(PolicyStudy):
 
 
 class Task(NamedTuple):
-    """What is sampled and weighted.
-
-    Args:
-        pair: Policy and reference.
-        sampling: How completions are sampled.
-        beta: Weight of the KL.
-        rewards: The training rewards of a rollout of a batch of prompts, shape [B].
-        policy_path: The warm start.
-        to_come: `TokenStats.reward_to_come` of a rollout, its batch and its rewards; None for none.
-        memory: What the training remembers; None without a training.
-    """
+    """What is sampled and weighted."""
 
     pair: Pair
     sampling: Sampling
-    beta: float
+    beta: float  # weight of the KL
+    # The training rewards of a rollout of a batch of prompts, shape [B]
     rewards: Callable[[Rollout, Batch], Tensor]
-    policy_path: str | None
+    policy_path: str | None  # the warm start
+    # `TokenStats.reward_to_come` of a rollout, its batch and its rewards; None for none
     to_come: Callable[[Rollout, Batch, Tensor], Tensor | None] = lambda *_: None
-    memory: EstimatorMemory | None = None
+    memory: EstimatorMemory | None = None  # what the training remembers; None without a training
 
     @classmethod
     def of(cls, module: OnPolicyModule) -> "Task":

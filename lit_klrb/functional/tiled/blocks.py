@@ -1,8 +1,7 @@
 """Elementwise operations and reductions on one block of logits [N, block] of policy and reference.
 
-Passes over the logits are the only cost of Rao-Blackwellisation over Monte Carlo. There are few of them, they
-work in place, and on a CPU on a few rows at a time, which stay in the cache. On a GPU `fused` compiles them
-into one or two kernels.
+Passes over the logits are the only cost of Rao-Blackwellisation over Monte Carlo. There are few of them, and
+they work in place; see `fused`.
 """
 
 import functools
@@ -30,7 +29,7 @@ def fused(body: Callable[P, Sums], device: torch.device) -> Callable[P, Sums]:
 
     On a CPU, compilation needs a C++ compiler and takes half a minute the first time and a few seconds in
     every process, and saves a few per cent of the operation's time. By default the body therefore runs
-    eagerly there, a few rows at a time.
+    eagerly there, on a few rows at a time, which stay in the cache.
 
     Raises:
         ConfigurationError: If `LIT_KLRB_COMPILE` is not 0, 1 or auto.
@@ -141,10 +140,7 @@ def block_recomputed_gradient(
 
 
 def block_masses(logits: Tensor) -> Tensor:
-    """One block's contribution to the normalisers of its rows.
-
-    Args:
-        logits: Logits of one model, shape [N, block].
+    """One block's contribution to the normalisers of its rows, from logits of one model, shape [N, block].
 
     Returns:
         Their maxima, and the sums of exp(logits - maximum), shape [N, 2].
@@ -180,20 +176,14 @@ def _scratch(block: Tensor) -> Tensor:
 
 
 def _exponentiate(centred: Tensor, differences: Tensor, masses: Tensor) -> None:
-    """Set masses = exp(centred).
-
-    Where that would be subnormal, all three are set to 0: subnormal numbers make matrix products thirty times
-    slower.
-    """
-    floor = math.log(torch.finfo(centred.dtype).tiny)
+    """Set masses = exp(centred), and all three to 0 where that is subnormal: it slows products thirtyfold."""
+    torch.exp(centred, out=masses)
     # The masked passes are skipped if no entry needs them, a test that the compiler cannot branch on
+    floor = math.log(torch.finfo(centred.dtype).tiny)
     if torch.compiler.is_compiling() or not bool((centred.amin(1) > floor).all()):
         absent = ~(centred > floor)
-        torch.exp(centred, out=masses).masked_fill_(absent, 0)
-        differences.masked_fill_(absent, 0)
-        centred.masked_fill_(absent, 0)
-    else:
-        torch.exp(centred, out=masses)
+        for values in (masses, differences, centred):
+            values.masked_fill_(absent, 0)
 
 
 # Memory on a CPU by name and dtype, `buffers`, which successive calls of a thread reuse

@@ -1,4 +1,6 @@
-"""Autoregressive models whose completions of bounded length are all enumerated, in float64."""
+"""Autoregressive models whose completions of bounded length are all enumerated, in float64: every estimator
+is tested against them.
+"""
 
 from dataclasses import dataclass
 
@@ -6,6 +8,9 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_at_least
+
+# What `help` lists
+__all__ = ["TabularLM", "exact_kl", "exact_kl_gradient", "exact_objective", "num_prefixes", "optimal_policy"]
 
 
 @dataclass(frozen=True, eq=False)
