@@ -67,19 +67,10 @@ class Commands:
         if stage == "rloo":
             upstream += ["--model.policy_path", self.checkpoint("dpo")]
         where = ["--trainer.default_root_dir", str(run or self.root / stage)]
-        quiet = ["--trainer.enable_progress_bar", "false"]
+        where += ["--trainer.enable_progress_bar", "false"]
         device = [] if ACCELERATOR == "cpu" else ["--trainer.accelerator", ACCELERATOR]
-        return [
-            command,
-            "--config",
-            str(CONFIGS / f"{stage}.yaml"),
-            *TINY[stage],
-            *upstream,
-            *where,
-            *quiet,
-            *device,
-            *extra,
-        ]
+        config = ["--config", str(CONFIGS / f"{stage}.yaml")]
+        return [command, *config, *TINY[stage], *upstream, *where, *device, *extra]
 
     def run(self, command, stage, *extra, run=None):
         from lit_klrb.cli.main import main

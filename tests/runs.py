@@ -38,6 +38,17 @@ def exit_codes(number, command, argv, log):
         return [child.wait() for child in children]
 
 
+def one_line_of(capsys):
+    """The only line of the standard error."""
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def contents(folder):
+    """Place in the folder -> bytes of each of its files."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def weights_of(run):
     return torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
 

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from written import save
 
 from lit_klrb import rewards
 from lit_klrb.data.grammar import ReviewGrammar
@@ -208,8 +209,7 @@ def folder(request, tmp_path):
     """A classifier with three labels saved as a folder, and its path."""
     labels = {"id2label": {0: "bad", 1: "SO SO", 2: "good"}, "label2id": {"bad": 0, "SO SO": 1, "good": 2}}
     model, tokenizer = tiny_classifier(request.param, **KINDS[request.param], **labels)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, model, tokenizer)
     return model.eval(), tokenizer, str(tmp_path)
 
 
@@ -221,8 +221,7 @@ def logits_of(model, tokenizer, text):
 def test_a_classifier_without_a_maximal_length(tmp_path):
     model, tokenizer = tiny_classifier("bloom", hidden_size=8, n_head=2, n_layer=1)
     assert tokenizer.model_max_length > 10**29
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, model, tokenizer)
     reward = load_reward(str(tmp_path))
     scores = reward([*TEXTS, "good " * 100])
     assert scores[: len(TEXTS)].tolist() == pytest.approx(reward(TEXTS).tolist(), abs=1e-5)
@@ -231,8 +230,7 @@ def test_a_classifier_without_a_maximal_length(tmp_path):
 def test_a_classifier_whose_scores_depend_on_padding_is_refused(tmp_path):
     model, tokenizer = tiny_classifier("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8)
     model.logits_proj.weight.data.mul_(1000)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, model, tokenizer)
     with pytest.raises(ConfigurationError, match=r"^reward_path: .*padding of shorter texts changes its sc"):
         load_reward(str(tmp_path))
 
@@ -242,8 +240,7 @@ def test_a_classifier_that_fails_on_texts_is_refused_when_it_is_loaded(tmp_path)
     config = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     model, tokenizer = tiny_classifier("t5", **config)
     model.config.decoder_start_token_id = 0
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save(tmp_path, model, tokenizer)
     with pytest.raises(ConfigurationError, match=r"^reward_path: .* cannot be loaded: .*one <eos> token"):
         load_reward(str(tmp_path))
 

@@ -5,15 +5,11 @@ import os
 import shlex
 
 import pytest
-from runs import differences, weights_of
+from runs import contents, differences, weights_of
 
 from lit_klrb.cli.main import main
 from lit_klrb.run import checkpoints
 from lit_klrb.run.directory import RunDirectory
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(chain, tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from transformers import T5Config
+from written import save, write_rows
 
 from lit_klrb import schema
 from lit_klrb.cli.check import AT_FIRST, LATER
@@ -20,14 +21,14 @@ UNBIASED = ["--kl.estimator", "MonteCarlo"]
 
 @pytest.fixture
 def ask(chain, tmp_path, monkeypatch, capsys):
-    """Answers to tiny RLOO runs with further arguments."""
+    """Answers to tiny RLOO runs with further arguments, after the stages from which they start."""
 
-    def asked(*extras):
-        requests = [chain.commands.argv("fit", "rloo", *extra, run=tmp_path / "run") for extra in extras]
-        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(requests)))
+    def asked(*extras, stages=()):
+        runs = [chain.commands.argv("fit", "rloo", *extra, run=tmp_path / "run") for extra in extras]
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([*stages, *runs])))
         capsys.readouterr()
         assert main(["check"]) == 0
-        return json.loads(capsys.readouterr().out)
+        return json.loads(capsys.readouterr().out)[len(stages) :]
 
     return asked
 
@@ -135,33 +136,21 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     assert not training & evaluation
 
 
-def test_a_missing_folder_is_no_hub_id(chain, capsys):
-    argv = chain.commands.argv("fit", "rloo", "--model.policy_path", "models/mine")[1:]
-    assert main(["check", *argv]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: model.init_args.policy_path: models/mine: cannot be loaded: "
-    )
-
-
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("stage", "wrong", "message"),
     [
-        (["--data", "lightning.LightningDataModule"], "data: LightningDataModule has no train_dataloader"),
+        ("rloo", ["--data", "lightning.LightningDataModule"], "LightningDataModule has no train_dataloader"),
         (
-            ["--trainer.callbacks+=EstimationStudy", "--trainer.callbacks.prompts", "1000"],
+            *("rloo", ["--trainer.callbacks+=EstimationStudy", "--trainer.callbacks.prompts", "1000"]),
             "EstimationStudy: needs 1 × 1000 training prompts, got 32",
         ),
+        ("dpo", ["--model.completions_per_prompt", "1"], "must be at least 2 unless the data"),
+        ("rloo", ["--model.policy_path", "models/mine"], "models/mine: cannot be loaded: "),  # no hub id
     ],
 )
-def test_what_fit_would_find_at_its_first_step(chain, capsys, wrong, message):
-    assert main(["check", *chain.commands.argv("fit", "rloo", *wrong)[1:]]) == 2
+def test_what_fit_would_find_at_its_first_step(chain, capsys, stage, wrong, message):
+    assert main(["check", *chain.commands.argv("fit", stage, *wrong)[1:]]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_pairs_that_are_sampled_need_two_completions(chain, capsys):
-    argv = chain.commands.argv("fit", "dpo", "--model.completions_per_prompt", "1")[1:]
-    assert main(["check", *argv]) == 2
-    assert "completions_per_prompt: must be at least 2 unless the data" in capsys.readouterr().err
 
 
 def test_the_arguments_of_fit_print_one_answer(chain, capsys):
@@ -184,7 +173,7 @@ def test_rows_are_shown_as_the_model_reads_them(chain, tmp_path, capsys):
     rows = [{"prompt": f"It {'was ' * number}", "completion": "good"} for number in (1, 2, 3, 80)]
     for split in ("train", "test", "validation"):
         given = rows if split == "train" else [{"prompt": split, "completion": "good"}]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, given)))
+        write_rows(tmp_path / f"{split}.jsonl", given)
     argv = ["--data.source", str(tmp_path), "--data.train_size", "0"]
     sft = chain.commands.argv("fit", "sft", *argv)[1:]
     assert main(["check", *sft, "--json"]) == 0
@@ -206,25 +195,6 @@ def test_invalid_requests_are_refused(monkeypatch, capsys, text):
     assert "standard input must be a JSON list of command lines of fit" in capsys.readouterr().err
 
 
-@pytest.fixture
-def ask_plan(chain, tmp_path, monkeypatch, capsys):
-    """Answers to runs with further arguments that start from the checkpoint of a stage yet to be run."""
-
-    def asked(*extras):
-        written = tmp_path / "sft" / "checkpoints" / "last.ckpt"
-        written.parent.mkdir(parents=True)
-        written.touch()
-        stage = chain.commands.argv("fit", "sft", "--model.policy_config.n_layer=2", run=tmp_path / "sft")
-        start = ["--model.policy_path", str(written), "--model.reference_path", str(written)]
-        runs = [chain.commands.argv("fit", "rloo", *start, *extra, run=tmp_path / "run") for extra in extras]
-        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([stage, *runs])))
-        capsys.readouterr()
-        assert main(["check"]) == 0
-        return json.loads(capsys.readouterr().out)[1:]
-
-    return asked
-
-
 # What fit refuses, and what the line says
 REFUSED_BY_FIT = {
     "batch_size: 32 prompts cannot be split evenly into mini_batches=3": (
@@ -241,9 +211,15 @@ REFUSED_BY_FIT = {
 }
 
 
-def test_a_plan_refuses_what_fit_would_of_models_that_its_stages_have_yet_to_write(ask_plan):
+def test_a_plan_refuses_what_fit_would_of_models_that_its_stages_have_yet_to_write(chain, ask, tmp_path):
+    written = tmp_path / "sft" / "checkpoints" / "last.ckpt"
+    written.parent.mkdir(parents=True)
+    written.touch()
+    stage = chain.commands.argv("fit", "sft", "--model.policy_config.n_layer=2", run=tmp_path / "sft")
+    start = ["--model.policy_path", str(written), "--model.reference_path", str(written)]
     fine = ["--model.lora", "{r: 2, init_lora_weights: pissa}", "--model.policy_layers", "[1]"]
-    *answers, right = ask_plan(*REFUSED_BY_FIT.values(), fine)
+    runs = ([*start, *extra] for extra in (*REFUSED_BY_FIT.values(), fine))
+    *answers, right = ask(*runs, stages=[stage])
     for message, answer in zip(REFUSED_BY_FIT, answers, strict=True):
         assert message in answer.get("error", "accepted")
     assert "error" not in right
@@ -260,8 +236,7 @@ def test_new_weights_are_refused_before_they_are_made(chain, capsys, arguments):
 def test_folders_are_asked_without_their_weights(chain, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "model"
     policy = loading.load_model("policy_path", chain.checkpoint("sft"))
-    policy.save_pretrained(folder)
-    loading.load_tokenizer("policy_path", chain.checkpoint("sft")).save_pretrained(folder)
+    save(folder, policy, loading.load_tokenizer("policy_path", chain.checkpoint("sft")))
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-64] + b"\xff" * 64)  # not finite

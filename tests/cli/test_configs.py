@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from runs import assert_same_run
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "configs", ROOT / "replication" / "configs")
@@ -47,20 +48,10 @@ def test_it_runs(chain, stage, tmp_path):
 
 
 def test_the_written_configuration_makes_the_same_run(chain, tmp_path):
-    import torch
-
     from lit_klrb.cli.main import main
 
     written = yaml.safe_load((chain.root / "rloo" / "config.yaml").read_text())
     written["trainer"]["default_root_dir"] = str(tmp_path / "again")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(written))
     assert main(["fit", "--config", str(tmp_path / "config.yaml")]) == 0
-    first, again = (
-        torch.load(path, weights_only=True)["state_dict"]
-        for path in (chain.checkpoint("rloo"), tmp_path / "again" / "checkpoints" / "last.ckpt")
-    )
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    metrics = [
-        next(root.rglob("metrics.csv")).read_text() for root in (chain.root / "rloo", tmp_path / "again")
-    ]
-    assert metrics[0] == metrics[1]
+    assert_same_run(chain.root / "rloo", tmp_path / "again")

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from runs import one_line_of
 
 import lit_klrb
 from lit_klrb.cli.main import main
-
-
-def one_line_of(capsys):
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 def test_a_missing_checkpoint_names_the_command_that_makes_it(capsys, tmp_path, monkeypatch):

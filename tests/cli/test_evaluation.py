@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from lit_klrb.models import loading
+from written import write_rows
 
 BPE = ["--model.vocab_size", "280", "--data.overlong", "cut"]
 
@@ -48,23 +47,6 @@ def test_standard_errors_name_the_number_of_prompts(chain, tmp_path, capsys, cap
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation_prompts"] == prompts
 
 
-def test_a_reference_with_other_words(chain, tmp_path, capsys):
-    """Two vocabularies of the same size with different words."""
-    model, tokenizer = (
-        load("key", chain.checkpoint("sft")) for load in (loading.load_model, loading.load_tokenizer)
-    )
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-    path = tmp_path / "other" / "tokenizer.json"
-    content = json.loads(path.read_text())
-    words = content["model"]["vocab"]
-    first, second = (next(word for word, index in words.items() if index == n) for n in (10, 11))
-    words[first], words[second] = 11, 10
-    path.write_text(json.dumps(content))
-    assert chain.run("fit", "rloo", "--model.reference_path", str(path.parent), run=tmp_path / "run") == 2
-    assert "has another vocabulary than the policy: id 10 is" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_what_measures_training_is_refused(chain, tmp_path, capsys, command):
     extra = ["--ckpt_path", chain.checkpoint("rloo"), "--trainer.callbacks+=EstimationStudy"]
@@ -83,12 +65,9 @@ def test_a_run_records_hashes_of_the_rows_that_it_read(chain, tmp_path):
         return json.loads((run / "summary.json").read_text())["rows_sha256"]
 
     for name in ("acting", "plot"):
-        folder = tmp_path / f"rows-{name}"
-        folder.mkdir()
         texts = {"train": ["It was good.", "It was bad."] * 4, "validation": [f"The {name} was good."] * 4}
         for split, lines in texts.items():
-            content = "\n".join(json.dumps({"text": line}) for line in lines)
-            (folder / f"{split}.jsonl").write_text(content)
+            write_rows(tmp_path / f"rows-{name}" / f"{split}.jsonl", ({"text": line} for line in lines))
     first = rows("first", tmp_path / "rows-acting")
     assert first == rows("again", tmp_path / "rows-acting", "--seed_everything", "3")
     second = rows("second", tmp_path / "rows-plot")

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from runs import contents, one_line_of
 from transformers import AutoModelForCausalLM
 
 from lit_klrb.cli.main import main
@@ -15,16 +16,6 @@ def export(chain, target, stage="sft"):
     return main(["export", "--ckpt_path", chain.checkpoint(stage), "--output_dir", str(target)])
 
 
-def one_line_of(capsys):
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
-
-
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("name", ["thesis.txt", "model.safetensors", ".git"])
 def test_a_folder_that_is_not_an_export_is_kept(chain, tmp_path, capsys, name):
     (tmp_path / "project").mkdir()
@@ -32,7 +23,7 @@ def test_a_folder_that_is_not_an_export_is_kept(chain, tmp_path, capsys, name):
     assert export(chain, tmp_path / "project") == 2
     line = f"error: output_dir: {tmp_path}/project contains {name} and is not an earlier export;"
     assert one_line_of(capsys).startswith(line)
-    assert contents(tmp_path) == {Path("project", name): b"mine"}
+    assert contents(tmp_path) == {f"project/{name}": b"mine"}
 
 
 def test_one_file_more_keeps_an_export_too(chain, tmp_path, capsys):
@@ -54,7 +45,7 @@ def test_new_empty_linked_and_earlier_folders(chain, tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert export(chain, tmp_path / "empty", "dpo") == 0
     assert first.keys() == contents(tmp_path / "empty").keys()
-    assert first[Path("model.safetensors")] != contents(tmp_path / "empty")[Path("model.safetensors")]
+    assert first["model.safetensors"] != contents(tmp_path / "empty")["model.safetensors"]
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "deep", "link", "behind"}
     # Its permissions are those of other files of the user.
     assert (tmp_path / "empty").stat().st_mode == (tmp_path / "deep").stat().st_mode

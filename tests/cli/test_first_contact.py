@@ -2,7 +2,6 @@
 
 import csv
 import inspect
-import json
 from pathlib import Path
 
 import lightning as L
@@ -10,17 +9,13 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
+from written import write_rows
 
 from lit_klrb.cli.main import main
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.run.options import RULES
 
 TEXTS = [f"The film was good, number {number}, and more words follow." for number in range(300)]
-
-
-def write_rows(path, rows):
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return str(path)
 
 
 def refusal(chain, tmp_path, capsys, stage, *extra):

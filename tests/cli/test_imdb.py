@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from written import save, write_rows
 
 from analysis.design import expand, read_plan
 from analysis.design.cells import RUNS
@@ -26,24 +27,18 @@ def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("imdb")
     draw = random.Random(0)
     texts = [" ".join(draw.choices(WORDS, k=30)) + f" {number}" for number in range(300)]
-    (root / "reviews").mkdir()
     for split, some in (("train", texts[:200]), ("test", texts[200:])):
-        rows = (json.dumps({"text": text, "label": "good" in text}) for text in some)
-        lines = "\n".join(row.replace("true", "1").replace("false", "0") for row in rows)
-        (root / "reviews" / f"{split}.jsonl").write_text(lines)
-    unlabelled = "\n".join(json.dumps({"text": f"{text} again"}) for text in texts[:200])
-    (root / "reviews" / "unsupervised.jsonl").write_text(unlabelled)
+        rows = ({"text": text, "label": int("good" in text)} for text in some)
+        write_rows(root / "reviews" / f"{split}.jsonl", rows)
+    write_rows(root / "reviews" / "unsupervised.jsonl", ({"text": f"{text} again"} for text in texts[:200]))
     tokenizer = train_bpe(texts, 300)
     policy = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}
     labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
     reward = {"model_type": "distilbert", "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
-    loading.fresh_model(policy, tokenizer, 0).save_pretrained(root / "policy")
-    tokenizer.save_pretrained(root / "policy")
+    save(root / "policy", loading.fresh_model(policy, tokenizer, 0), tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    loading.fresh_model({**reward, **labels}, tokenizer, 0, loading.CLASSIFIER).save_pretrained(
-        root / "reward"
-    )
-    tokenizer.save_pretrained(root / "reward")
+    classifier = loading.fresh_model({**reward, **labels}, tokenizer, 0, loading.CLASSIFIER)
+    save(root / "reward", classifier, tokenizer)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("LIT_KLRB_IMDB", str(root / "reviews"))
         yield root

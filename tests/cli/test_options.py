@@ -4,6 +4,7 @@ import json
 
 import pytest
 from runs import equal, rows_of, weights_of
+from written import write_rows
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 
@@ -86,10 +87,9 @@ def files(chain, tmp_path_factory):
     tokenizer.add_tokens(["cinematography"])
     tokenizer.save_pretrained(folder / "tokenizer")
     texts = [f"I saw this film {number} times and liked it." for number in range(200)]
-    lines = (json.dumps({"text": text, "label": 1}) for text in texts)
-    (folder / "reviews.jsonl").write_text("\n".join(lines))
+    reviews = write_rows(folder / "reviews.jsonl", ({"text": text, "label": 1} for text in texts))
     checkpoints = {stage: chain.checkpoint(stage) for stage in ("sft", "dpo", "rloo", "reward")}
-    return {**checkpoints, "tokenizer": folder / "tokenizer", "reviews": folder / "reviews.jsonl"}
+    return {**checkpoints, "tokenizer": folder / "tokenizer", "reviews": reviews}
 
 
 @pytest.mark.parametrize(

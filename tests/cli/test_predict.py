@@ -4,16 +4,12 @@ import json
 
 import pytest
 import torch
+from written import write_rows
 
 from lit_klrb.models.loading import load_model, load_tokenizer
 from lit_klrb.rewards import load_reward
 
 PROMPTS = ["The film", "What a", "I saw this thriller", "The film", "The acting was superb"]
-
-
-def write(path, rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
 
 
 def predicted(run):
@@ -40,7 +36,7 @@ def slow_kl(chain, row):
 
 
 def test_every_prompt_of_a_file_is_completed_in_its_order(chain, tmp_path, capsys):
-    source = write(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
+    source = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
     settings = ["--data.source", source, "--data.eval_size", "1", "--data.eval_batch_size", "2"]
     extra = [*settings, "--model.evaluation_completions", "3", "--ckpt_path", chain.checkpoint("rloo")]
     assert chain.run("predict", "rloo", *extra, run=tmp_path) == 0
@@ -61,7 +57,7 @@ def test_every_prompt_of_a_file_is_completed_in_its_order(chain, tmp_path, capsy
 
 
 def test_a_policy_without_a_reward(chain, tmp_path):
-    source = write(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
+    source = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
     student = ["--model.policy_config", "null", "--model.policy_path", chain.checkpoint("sft")]
     assert chain.run("predict", "distill", *student, "--data.source", source, run=tmp_path) == 0
     assert predicted(tmp_path)[0].keys() == {"prompt", "completion", "kl", "length"}
@@ -81,7 +77,7 @@ def test_a_policy_without_a_reward(chain, tmp_path):
     ],
 )
 def test_what_cannot_be_completed_is_one_line(chain, tmp_path, capsys, rows, message):
-    source = write(tmp_path / "rows.jsonl", rows)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
     extra = ["--data.source", source, "--ckpt_path", chain.checkpoint("rloo")]
     assert chain.run("predict", "rloo", *extra, run=tmp_path) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from runs import assert_same_run, differences, equal, trained, weights_of, with_callback
+from runs import assert_same_run, contents, differences, equal, trained, weights_of, with_callback
 
 from lit_klrb.callbacks import RunCheckpoint
 from lit_klrb.cli import lightning as cli
@@ -150,10 +150,10 @@ def test_a_finished_run_that_is_resumed_keeps_its_metrics(chain, tmp_path, inter
 def test_a_run_is_not_resumed_into_the_directory_of_another(chain, halfway, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(chain.root / "dpo", other)
-    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    before = contents(other)
     assert resumed(chain, halfway, other) == 2
     assert f"{other} belongs to another run than ckpt_path" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+    assert contents(other) == before
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 

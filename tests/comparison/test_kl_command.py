@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from written import save, write_rows
 
 from lit_klrb.cli.main import main
 from lit_klrb.comparison.measure import (
@@ -51,15 +52,12 @@ def models(tmp_path_factory):
                 parameter.add_(0.2 * number * torch.randn(parameter.shape, generator=generator))
         if name == "chat":
             tokenizer.chat_template = TEMPLATE
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
+        save(root / name, model, tokenizer)
     tokenizer = train_bpe(["It was good."], vocab_size=258)
-    fresh_model(CONFIG, tokenizer, seed=0).save_pretrained(root / "other")
-    tokenizer.save_pretrained(root / "other")
-    (root / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text[:10]}) for text in TEXTS))
+    save(root / "other", fresh_model(CONFIG, tokenizer, seed=0), tokenizer)
+    write_rows(root / "prompts.jsonl", ({"prompt": text[:10]} for text in TEXTS))
     (root / "texts.txt").write_text("\n\n".join(TEXTS))
-    chat = [{"prompt": [{"role": "user", "content": text}]} for text in TEXTS]
-    (root / "chat.jsonl").write_text("\n".join(map(json.dumps, chat)))
+    write_rows(root / "chat.jsonl", ({"prompt": [{"role": "user", "content": text}]} for text in TEXTS))
     return root
 
 

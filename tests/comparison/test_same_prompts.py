@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from chat_tokenizer import chat_tokenizer
+from written import save, write_rows
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import fresh_model
@@ -22,14 +23,11 @@ def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys, monkeypat
         model = fresh_model(CONFIG, tokenizer, seed=seed).eval()
         with torch.no_grad():
             model.transformer.wte.weight.mul_(20)
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
+        save(tmp_path / name, model, tokenizer)
         models[name] = model
     rows = {"train": ["x"], "validation": PROMPTS, "test": ["y"]}
-    (tmp_path / "prompts").mkdir()
     for split, texts in rows.items():
-        lines = "\n".join(json.dumps({"prompt": text}) for text in texts)
-        (tmp_path / "prompts" / f"{split}.jsonl").write_text(lines)
+        write_rows(tmp_path / "prompts" / f"{split}.jsonl", ({"prompt": text} for text in texts))
     paths = [w for name in models for w in (f"--model.{name}_path", str(tmp_path / name))]
     source = ["--data.source", str(tmp_path / "prompts"), "--model.max_new_tokens", "1"]
     (tmp_path / "length_rewards.py").write_text(

@@ -1,9 +1,8 @@
 """Conversations become texts by the tokenizer's own chat template."""
 
-import json
-
 import pytest
 from chat_tokenizer import by_hand, chat_tokenizer, message
+from written import write_rows
 
 from lit_klrb.data.chat import Conversation, as_messages
 from lit_klrb.data.corpora import Source, load_rows
@@ -27,13 +26,12 @@ def write(path, rows):
 
         parquet.write_table(Table.from_pylist(rows), path)
     else:
-        path.write_text("\n".join(map(json.dumps, rows)))
+        write_rows(path, rows)
     return str(path)
 
 
 def prompt_of(folder, tokenizer, row, **settings):
     """The only prompt of a folder whose other splits do not interfere."""
-    folder.mkdir(exist_ok=True)
     source = write(folder / "train.jsonl", [row])
     for split in ("validation", "test"):
         write(folder / f"{split}.jsonl", [{PROMPT: f"other {split}"}])

@@ -15,6 +15,7 @@ from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.functional import TokenStats
 
 BETA = 0.4
+SETTINGS = {"beta": BETA, "group_size": 2}
 DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant", "prefix_rewards")
 
 
@@ -78,7 +79,7 @@ def test_a_direction_of_ones_own_is_unbiased_and_remembered():
     stats = stats._replace(value=None, expected_value=None)
     first, second = (
         (
-            memory.weights(stats, mask, rewards, beta=BETA, group_size=2, tokens=tokens),
+            memory.weights(stats, mask, rewards, **SETTINGS, tokens=tokens),
             memory.observe(tokens, mask, rewards, stats, group_size=2),
         )[0]
         for _ in range(2)
@@ -88,7 +89,7 @@ def test_a_direction_of_ones_own_is_unbiased_and_remembered():
     again.load_state_dict(memory.state_dict())
     undeclared = type("Undeclared", (WithPosition,), {"direction_names": ("kl",)})()
     with pytest.raises(ConfigurationError, match="position is not among direction_names: kl"):
-        undeclared.weights(stats, mask, rewards, beta=BETA, group_size=2)
+        undeclared.weights(stats, mask, rewards, **SETTINGS)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -99,7 +100,7 @@ def test_unbiased_with_coefficients_of_earlier_rollouts(groups, off_policy):
     estimator = RaoBlackwellControlVariate(off_policy=off_policy)
     rows = torch.randint(len(case.rewards), (16,), generator=torch.Generator().manual_seed(0))
     stats, mask = rows_of(case.stats(case.behaviour.logits), rows), case.sequences[1][rows]
-    earlier = estimator.fitted_weights(None, stats, mask, case.rewards[rows], beta=BETA, group_size=2)[1]
+    earlier = estimator.fitted_weights(None, stats, mask, case.rewards[rows], **SETTINGS)[1]
     earlier = earlier._replace(target=-20 * earlier.target)  # any coefficients will do
     gradient, weights = expected_batch_gradient(
         case, estimator, groups, 2, beta=BETA, off_policy=off_policy != "none", earlier=earlier
@@ -109,26 +110,21 @@ def test_unbiased_with_coefficients_of_earlier_rollouts(groups, off_policy):
 
 
 def test_earlier_groups_count_as_other_groups_of_the_batch():
-    estimator, settings = RaoBlackwellControlVariate(), {"beta": BETA, "group_size": 2}
+    estimator = RaoBlackwellControlVariate()
     stats, mask, rewards = random_stats(5, 2, seed=1)
-    whole = estimator.weights(stats, mask, rewards, **settings)
-    before, now = slice(0, 4), slice(4, 10)
-    earlier = estimator.fitted_weights(
-        None, rows_of(stats, before), mask[before], rewards[before], **settings
-    )[1]
-    rollout = rows_of(stats, now), mask[now], rewards[now]
-    weights = estimator.fitted_weights(earlier, *rollout, **settings)[0]
+    whole = estimator.weights(stats, mask, rewards, **SETTINGS)
+    before, now = ((rows_of(stats, rows), mask[rows], rewards[rows]) for rows in (slice(4), slice(4, 10)))
+    earlier = estimator.fitted_weights(None, *before, **SETTINGS)[1]
+    weights = estimator.fitted_weights(earlier, *now, **SETTINGS)[0]
     for own, of_whole in zip(weights, whole, strict=True):
-        torch.testing.assert_close(own, of_whole[now], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(own, of_whole[4:], rtol=1e-10, atol=1e-10)
 
 
 def test_sums_of_earlier_rollouts_decay_and_ignore_what_is_not_finite():
     earlier, expected = EarlierRollouts(decay=0.5), None
     for seed in (1, 2, 3):
         stats, mask, rewards = random_stats(3, 2, seed)
-        sums = RaoBlackwellControlVariate().fitted_weights(
-            None, stats, mask, rewards, beta=BETA, group_size=2
-        )[1]
+        sums = RaoBlackwellControlVariate().fitted_weights(None, stats, mask, rewards, **SETTINGS)[1]
         earlier.observe(sums)
         earlier.observe(sums._replace(squares=sums.squares * torch.nan))
         expected = sums if expected is None else FitSums(*map(lambda a, b: a + 0.5 * b, sums, expected))
@@ -242,7 +238,7 @@ def test_its_loss_includes_rao_blackwell_with_and_without_the_tilt(kind, off_pol
     if kind is RaoBlackwell:
         stats = stats._replace(value=None, expected_value=None)
     estimators = [one(off_policy=off_policy) for one in (RaoBlackwellControlVariate, kind)]
-    weights = estimators[1].weights(stats, mask, rewards, beta=BETA, group_size=2)
+    weights = estimators[1].weights(stats, mask, rewards, **SETTINGS)
     losses = [
         estimator.loss(stats, mask, weights, beta=BETA, behaviour_logprobs=stats.logprobs - 0.1)
         for estimator in estimators
@@ -260,14 +256,12 @@ def test_without_what_a_direction_reads_the_others_are_used(direction, fields):
     plain = stats._replace(**dict.fromkeys(fields))
     others = tuple(name for name in DIRECTIONS if name != direction)
     without, fewer = (
-        RaoBlackwellControlVariate(directions=directions).weights(
-            plain, mask, rewards, beta=BETA, group_size=2
-        )
+        RaoBlackwellControlVariate(directions=directions).weights(plain, mask, rewards, **SETTINGS)
         for directions in (DIRECTIONS, others)
     )
     assert torch.equal(without.score, fewer.score)
     assert (without.value is None) == (direction == "token_values")
-    table = RaoBlackwellControlVariate().weights(stats, mask, rewards, beta=BETA, group_size=2)
+    table = RaoBlackwellControlVariate().weights(stats, mask, rewards, **SETTINGS)
     assert not torch.allclose(table.score, without.score)
 
 
@@ -292,9 +286,9 @@ def test_directions_are_checked(wrong):
 def test_micro_batches_and_padding_have_no_influence(off_policy):
     stats, mask, rewards = random_stats(5, 2, seed=4)
     estimator = RaoBlackwellControlVariate(off_policy=off_policy)
-    whole = estimator.objective(stats, mask, rewards, beta=BETA, group_size=2)
+    whole = estimator.objective(stats, mask, rewards, **SETTINGS)
     junk = stats.map(lambda field: torch.where(mask, field, torch.nan))
-    weights = estimator.weights(junk, mask, rewards, beta=BETA, group_size=2)
+    weights = estimator.weights(junk, mask, rewards, **SETTINGS)
     assert not any(field[~mask].any() for field in weights)
     parts = [
         estimator.loss(

@@ -51,19 +51,6 @@ def test_score_weights_are_the_formula(baseline):
     assert torch.equal(weights.value, -mask.double())
 
 
-@pytest.mark.parametrize("off_policy", ["none", "clip", "token", "prefix", "sequence"])
-def test_without_token_values_it_is_rao_blackwell(off_policy):
-    stats, mask, rewards = rollout(token_values=False)
-    behaviour = stats.logprobs - 0.1
-    losses = [
-        kind(off_policy=off_policy).objective(
-            stats, mask, rewards, beta=BETA, group_size=GROUP, behaviour_logprobs=behaviour
-        )
-        for kind in (TiltedRaoBlackwell, RaoBlackwell)
-    ]
-    assert losses[0] == losses[1]
-
-
 def test_it_is_rao_blackwell_under_the_tilted_reference():
     """Up to terms common to the completions of a prompt, q is replaced by q exp(a / beta)."""
     stats, mask, rewards = rollout()

@@ -5,7 +5,7 @@ import torch
 from enumerated import Case, exact_gradient, expected_batch_gradient, rows_of
 from torch.nn.functional import one_hot
 
-from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.estimators import RaoBlackwell, TiltedRaoBlackwell
 from lit_klrb.estimators.token_values import TokenValues
 from replication.to_come import RaoBlackwellTokenValues
 
@@ -92,15 +92,18 @@ def test_unbiased_over_all_batches(
 
 
 @pytest.mark.parametrize("off_policy", ["none", "clip", "token", "prefix", "sequence"])
-@pytest.mark.parametrize("discount", [1.0, 0.7])
-def test_without_token_values_it_is_rao_blackwell(off_policy, discount):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(RaoBlackwellTokenValues, {}), (RaoBlackwellTokenValues, {"discount": 0.7}), (TiltedRaoBlackwell, {})],
+)
+def test_without_token_values_it_is_rao_blackwell(kind, options, off_policy):
     stats, mask, rewards = rollout(token_values=False)
     behaviour = stats.logprobs - 0.1
     losses = [
-        kind(off_policy=off_policy, discount=discount).objective(
+        estimator(off_policy=off_policy, **options).objective(
             stats, mask, rewards, beta=BETA, group_size=GROUP, behaviour_logprobs=behaviour
         )
-        for kind in (RaoBlackwellTokenValues, RaoBlackwell)
+        for estimator in (kind, RaoBlackwell)
     ]
     assert losses[0] == losses[1]
 

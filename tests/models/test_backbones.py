@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig
+from written import save
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -32,9 +33,7 @@ def policy():
 
 @pytest.fixture
 def folder(policy, tmp_path):
-    policy.save_pretrained(tmp_path / "policy")
-    grammar_tokenizer().save_pretrained(tmp_path / "policy")
-    return tmp_path / "policy"
+    return save(tmp_path / "policy", policy, grammar_tokenizer())
 
 
 @pytest.fixture
@@ -42,9 +41,7 @@ def encoder(tmp_path):
     tokenizer = grammar_tokenizer()
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     model = AutoModelForMaskedLM.from_config(BertConfig(**BERT, **ids))
-    model.save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    return tmp_path / "encoder"
+    return save(tmp_path / "encoder", model, tokenizer)
 
 
 def checkpoint(model, path):
@@ -134,8 +131,7 @@ def test_settings_that_do_not_fit_are_named(source, settings, message):
 
 def test_a_classifier_has_a_head(tmp_path):
     model = loading.fresh_model({**GPT2, **LABELS}, grammar_tokenizer(), 0, loading.CLASSIFIER)
-    model.save_pretrained(tmp_path)
-    grammar_tokenizer().save_pretrained(tmp_path)
+    save(tmp_path, model, grammar_tokenizer())
     with pytest.raises(
         ConfigurationError, match="it is a classifier already, which is given as classifier_path"
     ):

@@ -16,6 +16,7 @@ import torch
 from pickles import Touch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from written import save
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -28,9 +29,8 @@ LAYER = "transformer.h.0.mlp.c_fc.weight"
 
 
 def saved(folder, role):
-    loading.fresh_model(TINY, grammar_tokenizer(), seed=1, role=role).save_pretrained(folder)
-    grammar_tokenizer().save_pretrained(folder)
-    return folder
+    tokenizer = grammar_tokenizer()
+    return save(folder, loading.fresh_model(TINY, tokenizer, seed=1, role=role), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,13 @@ def never_asked(monkeypatch):
     monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("asked whether to run code"))
 
 
+def refused(place, message, *loads):
+    """Check that loaders, that of models unless others are given, refuse a place in one line."""
+    for load in loads or (loading.load_model,):
+        with pytest.raises(ConfigurationError, match=f"^key: {place}:? {message}"):
+            load("key", str(place))
+
+
 def edit(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -69,9 +76,7 @@ def test_a_language_model_is_no_reward(policy, classifier):
 
 def test_a_classifier_is_no_policy(classifier):
     """Its language-model head is tied to the embedding, so no weight is missing."""
-    message = f"^policy_path: {classifier}: not a policy: it has the weights of a classifier, score.weight$"
-    with pytest.raises(ConfigurationError, match=message):
-        loading.load_model("policy_path", str(classifier))
+    refused(classifier, "not a policy: it has the weights of a classifier, score.weight$")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +91,7 @@ def test_weights_that_are_not_there(folder, weights, message):
     changed = {**load_file(folder / "model.safetensors"), **weights}
     kept = {name: value for name, value in changed.items() if value is not None}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: {message}$"):
-        loading.load_model("policy_path", str(folder))
+    refused(folder, f"{message}$")
 
 
 def test_an_index_names_files_of_its_folder_only(folder):
@@ -99,13 +103,10 @@ def test_an_index_names_files_of_its_folder_only(folder):
         index.write_text(
             json.dumps({"metadata": {}, "weight_map": dict.fromkeys(load_file(elsewhere), name)})
         )
-        message = f"^policy_path: {folder}: {index.name} names {re.escape(repr(name))}, which is not"
-        with pytest.raises(ConfigurationError, match=message):
-            loading.load_model("policy_path", str(folder))
+        refused(folder, f"{index.name} names {re.escape(repr(name))}, which is not")
     for content in ("{", "[1]", "{}", "[" * 100_000):
         index.write_text(content)
-        with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: {index.name} is not an index"):
-            loading.load_model("policy_path", str(folder))
+        refused(folder, f"{index.name} is not an index")
     elsewhere.rename(folder / "part.safetensors")
     names = dict.fromkeys(load_file(folder / "part.safetensors"), "part.safetensors")
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
@@ -137,28 +138,24 @@ def test_a_tokenizer_reads_no_other_files(folder):
             before = path.read_text() if path.exists() else None
             path.write_text(json.dumps({**json.loads(before or "{}"), **change}))
             message = f"its {path.name} names the file {place}: only its own are read"
-            with pytest.raises(ConfigurationError, match=f"^tokenizer_path: {folder}: {message}$"):
-                loading.load_tokenizer("tokenizer_path", str(folder))
+            refused(folder, f"{message}$", loading.load_tokenizer)
             with pytest.raises(ConfigurationError, match=f"^{message}$"):
                 loading.tokenizer_from_files({path.name: path.read_text()})
             path.unlink() if before is None else path.write_text(before)
     (folder / "special_tokens_map.json").write_text('{"vocab_file": "not_there.txt"}')
-    with pytest.raises(ConfigurationError, match="has vocab_file, which is no token"):
-        loading.load_tokenizer("tokenizer_path", str(folder))
+    refused(folder, ".*has vocab_file, which is no token", loading.load_tokenizer)
 
 
 @pytest.mark.parametrize("templates", [{"../../x": "a"}, [{"name": "/x", "template": "a"}], {"": "a"}])
 def test_a_template_is_named_by_a_word(folder, templates):
     """An export writes a file of that name."""
     edit(folder / "tokenizer_config.json", chat_template=templates)
-    with pytest.raises(ConfigurationError, match="has a chat template named"):
-        loading.load_tokenizer("tokenizer_path", str(folder))
+    refused(folder, ".*has a chat template named", loading.load_tokenizer)
 
 
 def test_a_link_to_a_file_elsewhere_is_not_read(folder, tmp_path):
     (folder / "vocab.txt").symlink_to("/etc/hostname")
-    with pytest.raises(ConfigurationError, match=r"holds vocab\.txt, a link to a file elsewhere$"):
-        loading.load_tokenizer("tokenizer_path", str(folder))
+    refused(folder, r"holds vocab\.txt, a link to a file elsewhere$", loading.load_tokenizer)
     (folder / "vocab.txt").unlink()
     # As in the cache of the hub, whose snapshots are links to contents
     snapshot, blobs = tmp_path / "models--a" / "snapshots" / "1f", tmp_path / "models--a" / "blobs"
@@ -196,30 +193,26 @@ def test_sparse_files_are_not_read(folder):
 )
 def test_a_folders_configuration_asks_for_no_more_than_its_weights(folder, change, message):
     edit(folder / "config.json", **change)
-    with pytest.raises(ConfigurationError, match=message):
-        loading.load_model("policy_path", str(folder))
+    refused(folder, f".*({message})")
 
 
 def test_no_layer_is_dropped(folder):
     weights = load_file(folder / "model.safetensors")
     more = {name.replace(".0.", ".1."): value.clone() for name, value in weights.items() if ".h.0." in name}
     save_file({**weights, **more}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigurationError, match=r"its configuration has no layer for the weight .*\.1\."):
-        loading.load_model("policy_path", str(folder))
+    refused(folder, r"its configuration has no layer for the weight .*\.1\.")
 
 
 def test_weights_cut_off(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: cannot be loaded: "):
-        loading.load_model("policy_path", str(folder))
+    refused(folder, "cannot be loaded: ")
 
 
 def test_pickled_weights_are_read_as_tensors_only(folder):
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Touch(folder / "ran")}, folder / "pytorch_model.bin")
-    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: cannot be loaded: "):
-        loading.load_model("policy_path", str(folder))
+    refused(folder, "cannot be loaded: ")
     assert not (folder / "ran").exists()
 
 
@@ -275,8 +268,7 @@ class Binary:
 
 def test_a_tokenizer_that_no_checkpoint_can_carry_is_refused_before_training(folder, monkeypatch):
     monkeypatch.setattr(loading, "tokenizer_from_folder", lambda _: Binary())
-    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: 'spiece.model' is not a file"):
-        loading.load_tokenizer("policy_path", str(folder))
+    refused(folder, "'spiece.model' is not a file", loading.load_tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -291,21 +283,16 @@ def test_a_tokenizer_is_tried_before_it_is_used(folder, file, place, value, mess
     *above, last = place
     reduce(dict.__getitem__, above, content)[last] = value
     (folder / file).write_text(json.dumps(content))
-    with pytest.raises(ConfigurationError, match=f"^key: {folder}: {message}"):
-        loading.load_tokenizer("key", str(folder))
+    refused(folder, message, loading.load_tokenizer)
 
 
 def test_a_pipe_is_not_waited_for(folder, tmp_path):
     os.mkfifo(tmp_path / "last.ckpt")
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    for place, message in (
-        (tmp_path / "last.ckpt", "is not a file"),
-        (folder, "holds config.json, which is neither a file nor a folder"),
-    ):
-        for load in (loading.load_model, loading.load_tokenizer):
-            with pytest.raises(ConfigurationError, match=f"^key: {place} {message}$"):
-                load("key", str(place))
+    loads = loading.load_model, loading.load_tokenizer
+    refused(tmp_path / "last.ckpt", "is not a file$", *loads)
+    refused(folder, "holds config.json, which is neither a file nor a folder$", *loads)
 
 
 def test_two_vocabularies_of_one_size_and_other_words():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf_files import llama, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from written import save
 
 from lit_klrb.cli.main import main
 from lit_klrb.data.tokenizer import train_bpe
@@ -35,9 +36,8 @@ def tiny(tmp_path_factory, tokenizer):
     folder = tmp_path_factory.mktemp("tiny")
     model = llama(len(tokenizer))
     file = write(folder / "tiny.gguf", model, tokenizer)
-    model.save_pretrained(folder / "ordinary")
-    tokenizer.save_pretrained(folder / "ordinary")
-    return SimpleNamespace(file=file, model=model, ordinary=folder / "ordinary", content=file.read_bytes())
+    ordinary = save(folder / "ordinary", model, tokenizer)
+    return SimpleNamespace(file=file, model=model, ordinary=ordinary, content=file.read_bytes())
 
 
 @pytest.fixture(autouse=True)
@@ -143,13 +143,8 @@ def test_a_folder_with_one_file(tiny, tmp_path):
 
 def test_nothing_beside_the_file_is_read(tiny, tmp_path):
     (tmp_path / "model.gguf").symlink_to(tiny.file)
-    for name in (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "generation_config.json",
-    ):
-        (tmp_path / name).write_text("not JSON")
+    for name in ("tokenizer", "tokenizer_config", "special_tokens_map", "generation_config"):
+        (tmp_path / f"{name}.json").write_text("not JSON")
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.T", null]}}')
     assert loading.load_tokenizer("policy_path", str(tmp_path / "model.gguf")).eos_token_id == 1
 
@@ -215,6 +210,12 @@ def test_a_crafted_file_ends_in_one_line(case, tiny, tmp_path, cache, capsys):
     assert not list(cache.glob("*"))
 
 
+@pytest.fixture
+def crafted(tokenizer, tmp_path):
+    """Writes a small model with other settings or tensors."""
+    return lambda **changes: write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer, **changes)
+
+
 def refused(file, reason):
     with pytest.raises(ConfigurationError, match=reason) as caught:
         load(file)
@@ -246,28 +247,22 @@ def refused(file, reason):
         ({"tokenizer.ggml.eos_token_id": None}, "does not say which token ends a text"),
     ],
 )
-def test_settings_that_are_not_the_models(settings, reason, tokenizer, tmp_path):
-    file = write(tmp_path / "crafted.gguf", llama(len(tokenizer)), tokenizer, settings=settings)
-    refused(file, reason)
+def test_settings_that_are_not_the_models(settings, reason, crafted, tmp_path):
+    refused(crafted(settings=settings), reason)
     assert not list(tmp_path.glob("cache/*"))
 
 
-def test_ends_of_turns_reach_the_generation_settings(tokenizer, tmp_path):
-    settings = {"tokenizer.ggml.eot_token_id": 5}
-    file = write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer, settings=settings)
+def test_ends_of_turns_reach_the_generation_settings(crafted):
+    file = crafted(settings={"tokenizer.ggml.eot_token_id": 5})
     assert load(file).generation_config.eos_token_id == [1, 5]
 
 
-def test_tensors_that_transformers_would_leave_out(tokenizer, tmp_path):
+def test_tensors_that_transformers_would_leave_out(crafted):
     """The rope factors of Llama 3.1, without which it is another model."""
     factors = {"rope_freqs.weight": np.ones(8, np.float32)}
-    refused(
-        write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer, tensors=factors),
-        "cannot read it completely",
-    )
+    refused(crafted(tensors=factors), "cannot read it completely")
     swapped = {"unheard.weight": np.ones(64, np.float32)}
-    file = write(tmp_path / "b.gguf", llama(len(tokenizer)), tokenizer,
-                 leave_out=["model.norm.weight"], tensors=swapped)  # fmt: skip
+    file = crafted(leave_out=["model.norm.weight"], tensors=swapped)
     refused(file, r"no weights for model\.norm\.weight")
 
 
@@ -278,10 +273,9 @@ def test_weights_that_are_not_finite(tokenizer, tmp_path):
     refused(write(tmp_path / "a.gguf", model, tokenizer), "norm.weight has values that are not finite")
 
 
-def test_a_template_is_text(tokenizer, tmp_path, monkeypatch):
+def test_a_template_is_text(crafted, tmp_path):
     hostile = "{{ cycler.__init__.__globals__.os.system('touch " + str(tmp_path / "ran") + "') }}"
-    file = write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer,
-                 settings={"tokenizer.chat_template": hostile, "general.name": "a|b\n<script>"})  # fmt: skip
+    file = crafted(settings={"tokenizer.chat_template": hostile, "general.name": "a|b\n<script>"})
     load(file)
     loaded = loading.load_tokenizer("policy_path", str(file))
     assert loaded.chat_template == hostile

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from written import save, write_rows
 
 from lit_klrb.cli.main import main
 from lit_klrb.comparison import compare
@@ -53,8 +54,7 @@ def saved(request, tmp_path):
     policy, reference = request.param
     models = loaded("policy", policy, 0), loaded("reference", reference, 1)
     for model in models:
-        model.model.save_pretrained(tmp_path / model.key)
-        model.tokenizer.save_pretrained(tmp_path / model.key)
+        save(tmp_path / model.key, model.model, model.tokenizer)
     return SimpleNamespace(models=[model.model for model in models], root=tmp_path)
 
 
@@ -165,7 +165,7 @@ def test_kl_is_that_of_the_common_rows(saved, monkeypatch, capsys, given):
     )
     texts = [review.text for review in ReviewGrammar().reviews(24, seed=1)]
     rows = texts if given == "texts" else [" ".join(text.split()[:3]) for text in texts]
-    (saved.root / "rows.jsonl").write_text("\n".join(json.dumps({given[:-1]: row}) for row in rows))
+    write_rows(saved.root / "rows.jsonl", ({given[:-1]: row} for row in rows))
     argv = (
         f"--policy {saved.root}/policy --reference {saved.root}/reference --{given} {saved.root}/rows.jsonl "
         "--max_tokens 30 --max_new_tokens 8 --json"

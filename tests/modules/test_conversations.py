@@ -1,12 +1,12 @@
 """Training on conversations with a model whose tokenizer has a chat template."""
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from chat_tokenizer import by_hand, chat_tokenizer, message
+from written import save, write_rows, write_splits
 
 from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.models.loading import CLASSIFIER, fresh_model
@@ -35,15 +35,12 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("chat")
     for name, settings in (("policy", {}), ("classifier", {"role": CLASSIFIER})):
         tokenizer = chat_tokenizer()
-        fresh_model(CONFIG, tokenizer, seed=0, **settings).save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    (root / "prompts").mkdir()
+        save(root / name, fresh_model(CONFIG, tokenizer, seed=0, **settings), tokenizer)
     rows = [{"prompt": [message("user", text)], "answer": number} for number, text in enumerate(QUESTIONS)]
-    for split, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
-        (root / "prompts" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    write_splits(root / "prompts", train=rows[:16], validation=rows[16:20], test=rows[20:])
     answers = [message("assistant", text) for text in ("Yes", "No, it is not, as far as I know")]
     pairs = [{"prompt": row["prompt"], "chosen": answers[:1], "rejected": answers[1:]} for row in rows[:16]]
-    (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    write_rows(root / "pairs.jsonl", pairs)
     return root
 
 
@@ -98,10 +95,8 @@ def test_whole_conversations_end_with_one_eos(folder):
     data = ReviewDataModule(source="unused", max_tokens=64, system_prompt="Be")
     learner = SimpleNamespace(tokenizer=tokenizer, trained=SimpleNamespace(config=None), reads=data.contents)
     data.trainer = SimpleNamespace(lightning_module=learner)
-    path = folder / "messages.jsonl"
     rows = [{"messages": [message("user", "Hi"), message("assistant", f"Yes {n}")]} for n in range(40)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    data.source = str(path)
+    data.source = write_rows(folder / "messages.jsonl", rows)
     data.setup("fit")
     texts = data.examples("train")
     texts = [text.ids for text in texts]
@@ -154,7 +149,6 @@ def test_a_classifier_reads_conversations_in_its_own_template(folder):
 def test_what_cannot_be_trained_on_is_one_line(fit, folder, chain, tmp_path, capsys, stage, extra, message):
     files = {name: tmp_path / name for name in ("long", "long_pairs", "reviews")}
     for name, place in files.items():
-        place.mkdir()
         for split in ("train", "validation", "test"):
             long = [{"role": "user", "content": f"{split}{' so' * 33}"}]
             yes = {"role": "assistant", "content": "Yes"}
@@ -163,7 +157,7 @@ def test_what_cannot_be_trained_on_is_one_line(fit, folder, chain, tmp_path, cap
                 "long_pairs": {"prompt": long, "chosen": [yes], "rejected": [yes]},
                 "reviews": {"text": f"review {split}"},
             }
-            (place / f"{split}.jsonl").write_text(json.dumps(rows[name]))
+            write_rows(place / f"{split}.jsonl", [rows[name]])
     run = fit if stage != "sft" else lambda *args: chain.run("fit", *args, run=tmp_path / "run")
     files["long_pairs"] = files["long_pairs"] / "train.jsonl"
     files["classifier"] = folder / "classifier"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import logged
+from runs import equal, logged, weights_of
 
 from lit_klrb.cli.check import AT_FIRST, check
 from lit_klrb.cli.main import main
@@ -69,13 +69,10 @@ def test_a_check_has_the_default_of_the_module(chain):
 
 
 def test_a_reward_is_measured_and_not_trained_with(chain, tmp_path):
-    weights = []
     for name, extra in (("without", []), ("with", ["--model.reward_path", "grammar"])):
         steps = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
         assert chain.run("fit", "distill", *steps, *extra, run=tmp_path / name) == 0
-        saved = torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)
-        weights.append(saved["state_dict"])
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert equal(weights_of(tmp_path / "without"), weights_of(tmp_path / "with"))
     measured = json.loads((tmp_path / "with" / "summary.json").read_text())["final"]
     assert measured["reward"] != 0
     assert measured["reward_se"] > 0

@@ -1,12 +1,11 @@
 """The gradient of a step does not depend on how its rows are split into accumulated batches and processes."""
 
-import json
-
 import pytest
 import torch
 from chat_tokenizer import chat_tokenizer
 from lightning import Callback, Trainer
 from runs import in_processes
+from written import save, write_rows
 
 from lit_klrb.data.modules import (
     LabelledReviewDataModule,
@@ -62,11 +61,10 @@ def root(tmp_path_factory):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3)  # differences between rows that can be seen
-        model.save_pretrained(root / name)
-        chat_tokenizer().save_pretrained(root / name)
+        save(root / name, model, chat_tokenizer())
     for kind, columns in COLUMNS.items():
-        rows = [json.dumps({column: row[column] for column in columns}) for row in ROWS]
-        (root / f"{kind.__name__}.jsonl").write_text("\n".join(rows))
+        rows = ({column: row[column] for column in columns} for row in ROWS)
+        write_rows(root / f"{kind.__name__}.jsonl", rows)
     return root
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from chat_tokenizer import chat_tokenizer
+from written import save, write_rows
 
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.kinds import Row
@@ -44,9 +45,7 @@ def test_loss_and_gradient_are_those_of_one_pair_after_another(tmp_path, outputs
     tokenizer = grammar_tokenizer()
     names = {"id2label": {index: str(index) for index in range(outputs)}}
     model = fresh_model({**CONFIG, **NO_DROPOUT, **names}, tokenizer, 3, CLASSIFIER)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    module = PairwiseRewardModule(classifier_path=str(tmp_path / "model"))
+    module = PairwiseRewardModule(classifier_path=str(save(tmp_path / "model", model, tokenizer)))
     module.classifier, module.tokenizer = module.build()
     module.log = lambda *args, **kwargs: None
     module._trainer = SimpleNamespace(global_rank=0)
@@ -134,23 +133,18 @@ def test_pairs_of_the_embedded_world_follow_the_bradley_terry_model():
         assert abs(excess.sum()) < 4 * error
 
 
-def write(path, rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
 def test_pairs_of_one_prompt_are_in_one_split(tmp_path):
     rows = [
         {"prompt": f"question {n}: ", "chosen": f"good {k}", "rejected": f"bad {k}"}
         for n in range(150)
         for k in range(3)
     ]
-    source = Source(str(write(tmp_path / "pairs.jsonl", rows)), "preferences")
+    source = Source(write_rows(tmp_path / "pairs.jsonl", rows), "preferences")
     prompts = {split: [pair.prompt for pair in load_rows(source, split)] for split in ("train", "test")}
     assert not set(prompts["train"]) & set(prompts["test"])
     assert len(prompts["test"]) == 3 * len(set(prompts["test"])) > 0
     without = [{"chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(150)]
-    source = Source(str(write(tmp_path / "without.jsonl", without)), "preferences")
+    source = Source(write_rows(tmp_path / "without.jsonl", without), "preferences")
     sizes = [len(load_rows(source, split)) for split in ("train", "validation", "test")]
     assert sum(sizes) == 150
     assert min(sizes) > 0
@@ -159,7 +153,7 @@ def test_pairs_of_one_prompt_are_in_one_split(tmp_path):
 def test_a_text_is_its_prompt_and_its_completion(tmp_path):
     rows = [{"prompt": f"ab {n}", "chosen": " yes", "rejected": " no"} for n in range(60)]
     tokenizer = chat_tokenizer()
-    data = data_of(tokenizer, write(tmp_path / "pairs.jsonl", rows))
+    data = data_of(tokenizer, write_rows(tmp_path / "pairs.jsonl", rows))
     data.setup("fit")
     for pair, ids in zip(data.reviews["train"], data.examples("train"), strict=True):
         assert ids == tuple(tokenizer(pair.prompt + end)["input_ids"] for end in (" yes", " no"))
@@ -173,7 +167,7 @@ def test_a_text_is_its_prompt_and_its_completion(tmp_path):
 
 def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
     rows = [{"chosen": f"{n}" + "yes" * (9 * (n % 3 == 0)), "rejected": f"no {n}"} for n in range(80)]
-    data = data_of(chat_tokenizer(), write(tmp_path / "pairs.jsonl", rows), max_tokens=12)
+    data = data_of(chat_tokenizer(), write_rows(tmp_path / "pairs.jsonl", rows), max_tokens=12)
     data.setup("fit")
     with caplog.at_level(logging.WARNING):
         kept = data.examples("train")
@@ -210,9 +204,9 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
 )
 def test_what_cannot_be_trained_on_is_one_line(chain, tmp_path, capsys, extra, message):
     names = {"id2label": {index: str(index) for index in range(3)}}
-    fresh_model({**CONFIG, **names}, grammar_tokenizer(), 0, CLASSIFIER).save_pretrained(tmp_path / "three")
-    grammar_tokenizer().save_pretrained(tmp_path / "three")
-    texts = write(tmp_path / "texts.jsonl", [{"text": f"review {n}"} for n in range(60)])
+    tokenizer = grammar_tokenizer()
+    save(tmp_path / "three", fresh_model({**CONFIG, **names}, tokenizer, 0, CLASSIFIER), tokenizer)
+    texts = write_rows(tmp_path / "texts.jsonl", [{"text": f"review {n}"} for n in range(60)])
     files = {"three": tmp_path / "three", "texts": texts}
     extra = [word.format_map(files) if word.startswith("{") else word for word in extra]
     assert chain.run("fit", "reward", *extra, run=tmp_path / "run") == 2

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from runs import weights_of
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
 from lit_klrb.modules import RLOOModule
@@ -62,8 +63,5 @@ def test_checkpointing_changes_no_draw_and_no_dropout(chain, tmp_path):
     runs = {"without": drop, "with": [*drop, *OPTIONS["checkpointing"]]}
     for name, options in runs.items():
         assert chain.run("fit", "sft", *options, run=tmp_path / name) == 0
-    first, second = (
-        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for name in runs
-    )
+    first, second = (weights_of(tmp_path / name) for name in runs)
     assert all(torch.allclose(first[key], second[key], atol=1e-6) for key in first)

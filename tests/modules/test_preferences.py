@@ -1,10 +1,9 @@
 """Given and cached preference pairs."""
 
-import json
-
 import pytest
 import torch
 from runs import equal, weights_of
+from written import write_rows
 
 from lit_klrb.data.batches import pad
 from lit_klrb.models import loading
@@ -23,9 +22,7 @@ ROWS = [
 
 @pytest.fixture
 def preferences(tmp_path):
-    path = tmp_path / "preferences.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in ROWS))
-    return str(path)
+    return write_rows(tmp_path / "preferences.jsonl", ROWS)
 
 
 def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path, preferences, monkeypatch):

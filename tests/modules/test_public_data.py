@@ -5,6 +5,7 @@ import re
 
 import pytest
 from chat_tokenizer import chat_tokenizer, message
+from written import save, write_splits
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import CLASSIFIER, fresh_model
@@ -169,8 +170,7 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name, settings in (("policy", {}), ("classifier", {"role": CLASSIFIER})):
         tokenizer = chat_tokenizer()
-        fresh_model(CONFIG, tokenizer, seed=0, **settings).save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
+        save(root / name, fresh_model(CONFIG, tokenizer, seed=0, **settings), tokenizer)
     return root
 
 
@@ -224,10 +224,8 @@ def test_a_public_data_set_runs_as_it_is(models, tmp_path, capsys, name):
     stage, extra, row = SCHEMAS[name]
     named = dict(zip(extra[::2], extra[1::2], strict=True))
     splits = (named.get("--data.split", "train"), named.get("--data.eval_split", "test"))
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for split, numbers in ((splits[0], range(120)), (splits[1], range(120, 124))):
-        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps(row(number)) for number in numbers))
+    numbers = range(120), range(120, 124)
+    folder = write_splits(tmp_path / "data", **{s: map(row, n) for s, n in zip(splits, numbers, strict=True)})
     argv = [*arguments(models, stage, folder, tmp_path / "run"), *extra]
     assert checked(argv, capsys)["first"] == FIRST[name]
     assert main(["fit", *argv]) == 0

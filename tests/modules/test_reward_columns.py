@@ -1,13 +1,13 @@
 """Rewards of prompts, completions and other columns of the data, wherever a reward is used."""
 
 import csv
-import json
 import sys
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 from lightning import Trainer
+from written import write_splits
 
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.estimators import EstimatorMemory, MonteCarlo
@@ -38,12 +38,9 @@ def source(tmp_path, monkeypatch):
     module.signed_length = signed_length
     module.doubled = doubled
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    folder = tmp_path / "prompts"
-    folder.mkdir()
     rows = [{"prompt": text, "sign": (-1) ** row, "number": row} for row, text in enumerate(PROMPTS)]
-    for name, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
-    return str(folder)
+    splits = {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}
+    return str(write_splits(tmp_path / "prompts", **splits))
 
 
 def attached(chain, tmp_path, data, module):

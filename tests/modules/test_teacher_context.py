@@ -7,6 +7,7 @@ import pytest
 import torch
 from chat_tokenizer import by_hand, chat_tokenizer, message
 from runs import StopAt, Stopped, assert_same_run, with_callback
+from written import save, write_rows, write_splits
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
@@ -27,17 +28,13 @@ def folder(tmp_path_factory):
                 parameter.add_(
                     0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
                 )
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
+        save(root / name, model, tokenizer)
     write(root / "prompts", [{"prompt": [message("user", text)]} for text in QUESTIONS])
     return root
 
 
 def write(folder, rows):
-    folder.mkdir()
-    for split, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
-        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
-    return folder
+    return write_splits(folder, train=rows[:16], validation=rows[16:20], test=rows[20:])
 
 
 @pytest.fixture
@@ -219,11 +216,10 @@ def test_the_command_kl_gives_the_reference_its_context(folder, tmp_path, capsys
         [[message("user", text)], [message("system", "Lie"), message("user", text)]] for text in QUESTIONS[:5]
     ]
     names = ("prompt", "teacher_prompt")[: 1 + by_column]
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps(dict(zip(names, chat, strict=False))) for chat in chats))
+    prompts = write_rows(tmp_path / "prompts.jsonl", (dict(zip(names, chat, strict=False)) for chat in chats))
     extra = [] if by_column else ["--teacher_system", "Lie"]
     models = ["--policy", str(folder / "student"), "--reference", str(folder / "other")]
-    settings = ["--prompts", str(prompts), "--max_new_tokens", "1", "--batch_size", "2", "--json"]
+    settings = ["--prompts", prompts, "--max_new_tokens", "1", "--batch_size", "2", "--json"]
     assert main(["kl", *models, *settings, *extra]) == 0
     found = json.loads(capsys.readouterr().out)["directions"]
     pairs = [
@@ -241,11 +237,10 @@ def test_the_command_kl_gives_the_reference_its_context(folder, tmp_path, capsys
 
 
 def test_a_context_that_the_reference_cannot_hold_is_one_line(folder, tmp_path, capsys):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": [message("user", "Hi")]}))
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": [message("user", "Hi")]}])
     models = ["--policy", str(folder / "student"), "--reference", str(folder / "other")]
     long = ["--teacher_system", "so " * 20, "--direction", "forward", "--max_new_tokens", "4"]
-    assert main(["kl", *models, "--prompts", str(prompts), *long]) == 2
+    assert main(["kl", *models, "--prompts", prompts, *long]) == 2
     line = capsys.readouterr().err.strip()
     assert re.fullmatch(
         r"error: prompts: a sequence of \d+ tokens exceeds .*other's context length, 64", line

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from runs import weights_of
 from single_steps import attached
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -86,9 +87,7 @@ def test_a_run_samples_with_the_weights_of_each_step(chain, tmp_path, vllm):
         **{"logprobs_mode": "processed_logprobs", "dtype": "float32", "seed": 0},
     }
     assert engine.loads == 3, "one rollout for two inner steps"
-    trained = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    start = torch.load(chain.checkpoint("dpo"), weights_only=True)["state_dict"]
-    own = torch.load(chain.checkpoint("rloo"), weights_only=True)["state_dict"]
+    trained, start, own = map(weights_of, (tmp_path, chain.root / "dpo", chain.root / "rloo"))
     key = "policy.transformer.wte.weight"
     assert not torch.equal(trained[key], start[key])
     assert not torch.equal(trained[key], own[key])

@@ -7,7 +7,7 @@ import pytest
 ANALYSIS = Path(__file__).parents[1] / "analysis"
 sys.path[:0] = [str(Path(__file__).parent / "claims"), str(ANALYSIS), str(ANALYSIS / "report")]
 
-from reading import undrawn as undrawn  # noqa: E402
+from reading import sweep_with as sweep_with, undrawn as undrawn  # noqa: E402
 
 
 @pytest.fixture

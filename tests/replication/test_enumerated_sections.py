@@ -4,9 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from reading import SMALL
 from scipy import stats
-from synthetic import write_sweep
 
 from analysis.cli import main as analysis
 from replication.__main__ import main
@@ -55,17 +53,6 @@ def distillation():
 
 
 ARTIFACTS = {"off_policy": off_policy, "distillation": distillation}
-
-
-@pytest.fixture
-def sweep_with(tmp_path, monkeypatch):
-    """A sweep of which one run has the artifacts."""
-
-    def written(**artifacts):
-        monkeypatch.setattr("synthetic.studies", lambda beta: artifacts)
-        return write_sweep(tmp_path, studied=[0.1], **SMALL)
-
-    return written
 
 
 def test_the_sections_are_on_the_page_and_verified(sweep_with, undrawn):

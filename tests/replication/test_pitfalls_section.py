@@ -5,9 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from reading import SMALL
 from scipy import stats
-from synthetic import write_sweep
 
 from analysis.report.build import build
 from analysis.report.verify import verify
@@ -36,19 +34,8 @@ def artifact():
     }
 
 
-@pytest.fixture
-def sweep_with(tmp_path, monkeypatch):
-    """A sweep of which one run has the artifact."""
-
-    def written(study):
-        monkeypatch.setattr("synthetic.studies", lambda beta: {"pitfalls": study})
-        return write_sweep(tmp_path, studied=[0.1], **SMALL)
-
-    return written
-
-
 def test_bias_noise_and_descent_are_on_the_page(sweep_with, undrawn):
-    runs = sweep_with(artifact())
+    runs = sweep_with(pitfalls=artifact())
     page = build(runs, added=SECTIONS).read_text("utf-8")
     assert "each of 2 random pairs" in page
     found = json.loads((runs / "results.json").read_text())["sections"]["pitfalls"]
@@ -86,6 +73,6 @@ def test_the_interval_is_that_of_student():
     ],
 )
 def test_a_damaged_artifact_is_named_and_no_traceback(sweep_with, undrawn, change, capsys):
-    runs = sweep_with({**artifact(), **change})
+    runs = sweep_with(pitfalls=artifact() | change)
     assert main(["report", str(runs)]) == 2
     assert "not an artifact of pitfalls" in capsys.readouterr().err

@@ -1,5 +1,5 @@
 import pytest
-from reading import undrawn as undrawn
+from reading import sweep_with as sweep_with, undrawn as undrawn
 from synthetic import write_sweep
 
 from analysis.report.build import build

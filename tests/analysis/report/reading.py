@@ -66,3 +66,14 @@ def numbers(runs):
 def undrawn(monkeypatch):
     """Replace drawings by empty ones, as they take most of the time of a page."""
     monkeypatch.setattr(figures.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))
+
+
+@pytest.fixture
+def sweep_with(tmp_path, monkeypatch):
+    """A sweep of which one run has the artifacts."""
+
+    def written(**artifacts):
+        monkeypatch.setattr("synthetic.studies", lambda beta: artifacts)
+        return write_sweep(tmp_path, studied=[0.1], **SMALL)
+
+    return written

@@ -59,8 +59,12 @@ def change(arm, edit, *, settled=False):
     return attack
 
 
+def setting_of(key, value):
+    return lambda made: made["settings"].update({key: value})
+
+
 def setting(key, value, arm=ARM):
-    return change(arm, lambda made: made["settings"].update({key: value}))
+    return change(arm, setting_of(key, value))
 
 
 def logged(key, of):
@@ -139,10 +143,7 @@ OTHERS = {"model.reward_path": "mine:reward", "model.stop_at_eos": False, "data.
 WITHHELD = {
     **{f"{key} in one arm": (setting(key, value), f"{DIFFER}{key}") for key, value in OTHERS.items()},
     "a setting in one run": (
-        lambda runs: publish(
-            runs / "results",
-            (made := grid_results(runs)[ARM, 0, 0]) | {"settings": made["settings"] | {"model.top_p": 1}},
-        ),
+        copied((ARM, 0, 0), (ARM, 0, 0), setting_of("model.top_p", 1)),
         f"{DIFFER}model.top_p",
     ),
     "no settings in one arm": (change(ARM, lambda made: made.pop("settings")), f"{DIFFER}data.eval_size"),
@@ -206,13 +207,7 @@ WITHHELD = {
     ),
     "KL per token in one arm": (change(ARM, logged("kl", lambda value, _: value / 20)), f"the kl {START}"),
     "more steps in one arm": (
-        change(
-            ARM,
-            lambda made: [
-                curve["step"].append(99) or curve["value"].append(1)
-                for curve in [made["curves"]["train/reward"]]
-            ],
-        ),
+        change(ARM, lambda made: [of.append(99) for of in made["curves"]["train/reward"].values()]),
         "the runs end at different steps",
     ),
     "seeds of one arm": (
@@ -237,11 +232,7 @@ TOLD = {
         "10 of 10 groups of matched runs were trained on several kinds of processors (another, one)",
     ),
     "one run as both of its pair": (
-        copied(
-            (CONTROL, 0, 0),
-            (ARM, 0, 0),
-            lambda made: made["settings"].update({"kl.estimator.class_path": ARM}),
-        ),
+        copied((CONTROL, 0, 0), (ARM, 0, 0), setting_of("kl.estimator.class_path", ARM)),
         "at one seed: a copy, or arms that do the same",
     ),
     "the best runs of the control as failures": (lost, "runs without a result: MonteCarlo 3, RaoBlackwell 0"),

@@ -6,20 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic import BETAS, grid_results, write_sweep
+from synthetic import BETAS, diverge, grid_results, write_sweep
 
 from analysis.checks import load_sweep
 from analysis.stats.matching import arm_outcomes, compared, start_of
 
 
-def lose(point, made):
-    if point == ("RaoBlackwell", 1, 2):
-        made["state"], made["final"] = "diverged", {"reward": None, "kl": None}
-    return made
-
-
 def test_means_and_matched_differences_are_those_of_the_files(tmp_path):
-    runs = write_sweep(tmp_path, replicates=4, lift={"RaoBlackwell": 0.3}, edit=lose)
+    edit = diverge(("RaoBlackwell", 1, 2))
+    runs = write_sweep(tmp_path, replicates=4, lift={"RaoBlackwell": 0.3}, edit=edit)
     values = grid_results(runs)
     sweep = load_sweep(runs)
     outcomes = {(one.label, one.beta): one for one in arm_outcomes(sweep, compared(sweep))}

@@ -64,13 +64,16 @@ def test_the_correction_is_that_of_other_tests():
     assert min(verdict.adjusted for verdict in found) == pytest.approx(2 * least)
 
 
-def test_blocks_of_equal_weights_are_one():
-    pairs = replace(blocked(blocks=4, lift=2.0), blocks=(0, 0, 2, 2))
-    (found,) = compare([pairs], Rules(comparisons=1))
-    assert not found.primary.over_blocks
-    assert "on these two blocks" in found.primary.sentence
-    alone = compare([replace(pairs, blocks=(0, 0, 0, 0))], Rules(comparisons=1))[0].primary
-    assert "on this one block" in alone.sentence
+def test_blocks_of_equal_weights_are_one_and_those_without_pairs_are_none():
+    pairs, three = blocked(blocks=4, lift=2.0), blocked(blocks=3)
+    for left, words in (
+        (replace(pairs, blocks=(0, 0, 2, 2)), "on these two blocks"),
+        (replace(pairs, blocks=(0, 0, 0, 0)), "on this one block"),
+        (three.subset(three.block < 2), "on these two blocks"),
+    ):
+        (found,) = compare([left], Rules(comparisons=1))
+        assert not found.primary.over_blocks
+        assert words in found.primary.sentence
 
 
 def test_a_diverged_run_does_not_replace_the_t_test_by_ranks():
@@ -128,14 +131,6 @@ def test_two_blocks_have_swaps_of_pairs_and_their_variance_within_blocks():
     assert plain.estimate.standard_error > 1.5 * verdict.estimate.standard_error
     assert found.primary.outcome is Outcome.BETTER
     assert "8 replicates on these two blocks" in verdict.sentence
-
-
-def test_three_planned_blocks_of_which_two_have_pairs_are_two():
-    pairs = blocked(blocks=3)
-    left = pairs.subset(pairs.block < 2)
-    (found,) = compare([left], Rules(comparisons=1))
-    assert not found.primary.over_blocks
-    assert "on these two blocks" in found.primary.sentence
 
 
 def test_what_is_not_a_mean_of_pairs_pools_them_and_says_so():

@@ -15,9 +15,9 @@ from analysis.stats.text import number, signed
 PRIMARY = Claim("objective", "J", "higher J", "lower J")
 
 
-def verdict(value=0.5, p=0.01, *, attainable=0.001, margin=None, claim=PRIMARY, error=0.1) -> Verdict:
+def verdict(value=0.5, p=0.01, *, attainable=0.001, margin=None, claim=PRIMARY) -> Verdict:
     test = SwapTest(p, attainable, 10, 1024, exact=True)
-    return Verdict(claim, "A", "B", Estimate(value, error, 9), "units", test, 5, margin=margin)
+    return Verdict(claim, "A", "B", Estimate(value, 0.1, 9), "units", test, 5, margin=margin)
 
 
 @pytest.mark.parametrize(
@@ -37,21 +37,11 @@ def test_outcome_follows_from_the_evidence(made, outcome):
 
 
 def test_every_sentence_names_estimate_unit_interval_p_and_n():
-    for made in (
-        verdict(),
-        verdict(-0.5),
-        verdict(p=0.3),
-        verdict(0.0, 0.9, margin=0.5),
-        verdict(p=0.5, attainable=0.1),
-    ):
+    decided, undecided = (verdict(), verdict(-0.5)), (verdict(p=0.3), verdict(p=0.5, attainable=0.1))
+    for made in (*decided, *undecided, verdict(0.0, 0.9, margin=0.5)):
         text = made.sentence.replace("\u00a0", " ")
-        for part in (
-            signed(made.estimate.value),
-            "units",
-            "95% CI",
-            f"p = {number(made.test.p_value, 2)}",
-            "n = 5 replicates",
-        ):
+        p_value = f"p = {number(made.test.p_value, 2)}"
+        for part in (signed(made.estimate.value), "units", "95% CI", p_value, "n = 5 replicates"):
             assert part in text, (part, text)
         assert "significant" not in text
 
@@ -76,9 +66,7 @@ def test_a_withheld_verdict_has_no_evidence():
 
 
 def test_interval_equivalence_and_detectable_difference_are_at_the_level_of_a_comparison():
-    finding = Verdict(
-        PRIMARY, "A", "B", Estimate(0.0, 0.1, 9), "units", SwapTest(0.9, 0.001, 10, 1024, True), 5, margin=0.2
-    )
+    finding = verdict(0.0, 0.9, margin=0.2)
     (alone,), (among,) = corrected([finding], 0.05), corrected([finding], 0.05, planned=4)
     assert alone.interval.high == pytest.approx(0.1 * stats.t.ppf(0.975, 9))
     assert among.interval.high == pytest.approx(0.1 * stats.t.ppf(1 - 0.0125 / 2, 9))
@@ -122,15 +110,8 @@ def test_three_families_each_corrected_in_one_step():
     expected = multipletests(p_values, method="bonferroni")[1][: len(secondary)]
     np.testing.assert_allclose([v.adjusted for v in secondary], expected)
     assert {v.level for v in secondary} == {0.05 / planned}
-    assert [v.claim.key for v in made[1].secondary] == [
-        "kl",
-        "reward",
-        "frontier_share",
-        "replicate_share",
-        "net_dominance",
-        "matched_dominance",
-        "hypervolume",
-    ]
+    frontier = ["frontier_share", "replicate_share", "net_dominance", "matched_dominance", "hypervolume"]
+    assert [v.claim.key for v in made[1].secondary] == ["kl", "reward", *frontier]
 
 
 def test_matched_kl_is_never_tested_without_a_rejection_of_j():
