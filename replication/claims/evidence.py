@@ -71,6 +71,9 @@ STUDIES = {
     "smollm2_far": StudyFile(
         RESULTS / SMOLLM2 / "far", ESTIMATION, f"replication/configs/{SMOLLM2}/far.yaml"
     ),
+    "smollm2_end": StudyFile(
+        RESULTS / SMOLLM2 / "end", ESTIMATION, f"replication/configs/{SMOLLM2}/end.yaml"
+    ),
 }
 # What makes the end of a sweep useless, in its title.
 DEGENERATE = "students end completions at once"
@@ -136,6 +139,7 @@ class Evidence:
         reviews_noise: That of `PairGradientNoiseStudy` on the same policy.
         smollm2: That of `EstimationStudy` on SmolLM2, which continues reviews.
         smollm2_far: That of `PairEstimationStudy` on SmolLM2 after DPO, and after RLOO at two rates.
+        smollm2_end: The same at the end of the run that was nearest to the paper's KL.
         sweeps: The published sweeps by name; a sweep that is not published yet is not in it.
     """
 
@@ -148,6 +152,7 @@ class Evidence:
     reviews_noise: GradientStudy
     smollm2: ValueStudy
     smollm2_far: ValueStudy
+    smollm2_end: ValueStudy
     sweeps: Mapping[str, Trained]
 
     @property
@@ -213,6 +218,7 @@ def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evid
         _study(contents, "reviews_noise", _of_gradients),
         _study(contents, "smollm2", _of_values),
         _study(contents, "smollm2_far", _of_values),
+        _study(contents, "smollm2_end", _of_values),
         sweeps,
     )
 

@@ -76,8 +76,9 @@ def above(estimate: Estimate, bound: float = 0.0) -> bool:
     return estimate.value > bound if interval is None else interval.low > bound
 
 
-# The policies of `smollm2_far`.
+# The policies of `smollm2_far`, and that of `smollm2_end`.
 FAR = ("dpo", "rloo at rate .002", "rloo at rate .004")
+END = ("end of a run",)
 
 
 def trained_cases(evidence: Evidence) -> dict[str, tuple[ValueSnapshot, ValueStudy]]:
@@ -85,8 +86,9 @@ def trained_cases(evidence: Evidence) -> dict[str, tuple[ValueSnapshot, ValueStu
     cases = {f"reviews, {run_of(one.label)}": (one, evidence.reviews) for one in evidence.reviews.snapshots}
     cases |= {f"SmolLM2, {one.label}": (one, evidence.smollm2) for one in evidence.smollm2.snapshots}
     return cases | {
-        f"SmolLM2, {label}": (one, evidence.smollm2_far)
-        for label, one in zip(FAR, evidence.smollm2_far.snapshots, strict=True)
+        f"SmolLM2, {label}": (one, study)
+        for labels, study in ((FAR, evidence.smollm2_far), (END, evidence.smollm2_end))
+        for label, one in zip(labels, study.snapshots, strict=True)
     }
 
 

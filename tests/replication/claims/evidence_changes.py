@@ -67,7 +67,8 @@ def spread(name, factor):
 
 
 def snapshots_of_values(contents):
-    return [x for n in ("estimation", "reviews", "smollm2", "smollm2_far") for x in contents[n]["snapshots"]]
+    studies = ("estimation", "reviews", "smollm2", "smollm2_far", "smollm2_end")
+    return [x for n in studies for x in contents[n]["snapshots"]]
 
 
 def scarce(contents, sweeps):
