@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_klrb import schema
-from lit_klrb.errors import refusing
+from lit_klrb.errors import ConfigurationError, refusing
 
 # Prefixes of metrics that are published; others, such as speed, differ between repetitions of a run.
 _CURVES = ("train/", "val/")
@@ -66,5 +66,5 @@ def last_completions(run: Path) -> list[dict[str, str]]:
 def _attempt(path: Path) -> int:
     found = re.findall(r"attempt_(\d+)", str(path))
     if not found:
-        raise ValueError(f"{path}: must have the number of its attempt, attempt_N, in its path")
+        raise ConfigurationError(f"{path}: must have the number of its attempt, attempt_N, in its path")
     return int(found[-1])

@@ -170,8 +170,7 @@ class TokenValues:
             for values in (tokens, mask, to_come)
         )
         any_left = mask.any(1)
-        columns = (values[any_left].flatten() for values in (tokens, mask, to_come))
-        tokens, mask, to_come = columns
+        tokens, mask, to_come = (values[any_left].flatten() for values in (tokens, mask, to_come))
         self.observe(tokens[:, None], mask[:, None], to_come, group_size)
 
     def _cover(self, vocabulary: int) -> None:

@@ -71,6 +71,7 @@ def test_a_run_without_evaluations_is_refused(tmp_path, capsys):
             for text in ("data: !!python/object:os.system {}", "data: [", "[1]", "data: {}")
         ),
         *((METRICS, ONE + row, " is damaged: ") for row in (b"1,1.5.5\n", b"1,1,2\n", b"1,1\xf2\n")),
+        ("metrics/notes.csv", ONE, ": must have the number of its attempt"),
         *((TEXTS, text, " is damaged: ") for text in ("text_at_start,text\nWhy?\n", "something\nelse\n")),
     ],
 )

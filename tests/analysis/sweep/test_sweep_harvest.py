@@ -38,11 +38,6 @@ def test_values_of_curves_have_six_digits_or_are_none_if_not_finite(tmp_path):
     assert [curve["value"] for curve in found.values()] == [[0.3, 1e-05, None], [1234570.0, 0.123457, None]]
 
 
-def test_a_metrics_file_without_an_attempt_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="must have the number of its attempt"):
-        write(tmp_path, {"metrics.csv": "step,train/loss\n0,1\n"})
-
-
 @pytest.mark.parametrize(
     ("state", "final", "expected"),
     [
