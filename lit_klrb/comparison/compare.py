@@ -71,6 +71,7 @@ class ModelComparison:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        check_at_least(0, seed=self.seed)
         if self.prompts is None:
             check_at_least(2, max_tokens=self.max_tokens)
         if self.prompts is None and self.teacher_system is not None:

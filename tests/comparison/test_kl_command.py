@@ -203,6 +203,7 @@ def test_the_encoded_conversation(models):
         (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the tokenizer has no chat"),
         ((*PROMPTS, "--completions_per_prompt", "0"), "must be positive and finite, got 0"),
         (("--texts", "texts.txt", "--teacher_system", "Be"), "teacher_system: needs prompts: texts have no"),
+        ((*PROMPTS, "--seed", "-1"), "seed: must be at least 0, got -1"),
         ((*PROMPTS, "--device", "tpu9"), "device: tpu9 cannot be used"),
         (("--prompts", "prompts.jsonl", "--max_new_tokens", "99"), "exceeds the policy's context length, 32"),
     ],
