@@ -14,13 +14,13 @@ from jsonargparse import Namespace
 
 import replication.studies  # noqa: F401  their classes are what short names in a config resolve to
 from lit_klrb import schema
-from lit_klrb.callbacks.recorder import versions
 from lit_klrb.cli.check import check
 from lit_klrb.cli.door import Door, OneLineParser
 from lit_klrb.cli.mistakes import ending_of, quiet
 from lit_klrb.errors import check_at_least
 from lit_klrb.files import write_atomically
 from lit_klrb.run.directory import RunDirectory, check_named, run_id
+from lit_klrb.run.machine import versions
 from replication.studies.base import Study
 
 

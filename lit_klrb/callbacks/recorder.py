@@ -2,9 +2,7 @@
 
 import json
 import math
-import platform
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import lightning as L
@@ -12,7 +10,6 @@ import torch
 import yaml
 from torch import Tensor
 
-import lit_klrb
 from lit_klrb import schema
 from lit_klrb.distributed import whole
 from lit_klrb.errors import ConfigurationError
@@ -21,22 +18,12 @@ from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.lightning_internals import set_logged_epoch, set_logged_step
-from lit_klrb.run.machine import processor
+from lit_klrb.run.machine import versions
 from lit_klrb.run.same_run import RUN_KEY, record
-
-# Packages whose version can change a run's results.
-PACKAGES = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 
 
 class DivergedError(RuntimeError):
     """Loss or gradient are not finite; recorded in the run's summary."""
-
-
-def versions() -> dict[str, str]:
-    """The versions of the software that a run's results depend on, and the processor."""
-    packages = {name: version(name) for name in PACKAGES}
-    own = {"lit_klrb": lit_klrb.__version__, "python": platform.python_version()}
-    return {**own, schema.PROCESSOR: processor(), **packages}
 
 
 class RunRecorder(L.Callback):

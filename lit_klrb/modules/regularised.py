@@ -2,7 +2,8 @@
 
 import logging
 from abc import ABC
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +18,17 @@ from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
 from lit_klrb.models import loading
+from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.served import ServedTeacher
+from lit_klrb.models.sharding import is_sharded
 from lit_klrb.modules.policy import PolicyModule
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward, no_reward, reward_parts
 from lit_klrb.rollouts.pair import Loaded, Pair
+from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.run.lightning_internals import trainer_of
+from lit_klrb.run.machine import versions
 from lit_klrb.seeding import derive_seed
 
 log = logging.getLogger(__name__)
@@ -223,14 +228,44 @@ class RegularisedModule(PolicyModule, ABC):
         count = sampling.completions_per_prompt
         part, prompts = share(len(batch["tokens"]))
         own = {name: rows[part] for name, rows in batch.items()}
-        rollout = pair.sample(own, sampling, seed=seed, rows_before=part.start * count)
-        _, stats = pair.score(rollout, own)
+        drawn = {"seed": seed, "rows_before": part.start * count}
+
+        def compute() -> list[Any]:
+            rollout = pair.sample(own, sampling, **drawn)
+            return [tuple(rollout), tuple(pair.score(rollout, own)[1])]
+
+        trainer = trainer_of(self)
+        if trainer is not None and trainer.sanity_checking and self._start is not None:
+            prompts_read = {name: rows.tolist() for name, rows in own.items() if isinstance(rows, Tensor)}
+            key = {**self._start, **drawn, "sampling": asdict(sampling), "prompts": prompts_read}
+            sampled, scored = cached("evaluation", key, compute)
+        else:
+            sampled, scored = compute()
+        rollout, stats = Rollout(*sampled), TokenStats(*scored)
         self._own_context = "teacher_tokens" in batch
         rewards = pair.rewards(self.reward, rollout, own)
         return Evaluation(rollout, stats, rewards, count).everyones(prompts)
 
+    @cached_property
+    def _start(self) -> dict[str, Any] | None:
+        """What the evaluation before the first step depends on, besides prompts and seed: the cache's key.
+
+        None where nothing is kept: code other than transformers' can change, and the last digits of a GPU do.
+        """
+        pair, models = self.pair, (self.pair.policy, self.pair.reference)
+        known = all(type(model).__module__.startswith("transformers.models.") for model in models)
+        if not known or pair.teacher is not None or is_sharded(pair.policy) or self.device.type != "cpu":
+            return None
+        return {
+            "models": [[weights_digest(model), adapter_settings(model)] for model in models],
+            "reference": [pair.second is None, pair.itself, pair.rows, pair.temperature],
+            "ends": [pair.ends if pair.stop_at_eos else (), self.tokenizer.pad_token_id],
+            "numbers": [self.trainer.precision, torch.get_num_threads(), versions()],
+        }
+
     def conclude_evaluation(self, stage: str) -> None:
         """Log means with standard errors clustered by prompt."""
+        vars(self).pop("_start", None)
         metrics: dict[str, float] = {}
         for name in self._evaluated[0]:
             values = torch.cat([part[name] for part in self._evaluated])

@@ -8,6 +8,7 @@ from written import write_rows
 from lit_klrb.data.batches import pad
 from lit_klrb.models import loading
 from lit_klrb.modules.dpo import DPOModule
+from lit_klrb.rollouts.pair import Pair
 from lit_klrb.run import cache
 
 ROWS = [
@@ -67,13 +68,31 @@ def test_the_references_part_is_computed_once(chain, tmp_path, preferences, monk
     assert chain.run("fit", "dpo", *extra, run=tmp_path / "second") == 0
     assert len(calls) == 1
     assert equal(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))
-    (file,) = (tmp_path / "cache").iterdir()
+    (file,) = (tmp_path / "cache").glob("[cl]o*")
     file.write_bytes(file.read_bytes()[:100])
     assert chain.run("fit", "dpo", *extra, run=tmp_path / "third") == 0
     assert len(calls) == 2
     assert equal(weights_of(tmp_path / "first"), weights_of(tmp_path / "third"))
     assert chain.run("fit", "dpo", *extra, "--model.temperature", "0.5", run=tmp_path / "other") == 0
     assert len(calls) == 3
+
+
+def test_the_evaluation_before_the_first_step_is_computed_once(chain, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path / "cache"))
+    numbers, original = [], Pair.score
+    monkeypatch.setattr(Pair, "score", lambda *args: numbers.append(1) or original(*args))
+
+    def scored(name, *options):
+        numbers.clear()
+        assert chain.run("fit", "rloo", *options, "--trainer.max_steps", "1", run=tmp_path / name) == 0
+        return len(numbers)
+
+    every = scored("first")
+    assert scored("second") == every - 1
+    for file in ("metrics/attempt_0/metrics.csv", "evaluation.csv"):
+        assert (tmp_path / "second" / file).read_bytes() == (tmp_path / "first" / file).read_bytes()
+    others = ("policy_path", chain.checkpoint("sft")), ("temperature", "0.5"), ("evaluation_seed", "7")
+    assert [scored(name, f"--model.{name}", value) for name, value in others] == [every] * 3
 
 
 def test_a_digest_is_of_every_weight(chain):
