@@ -13,7 +13,7 @@ from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.functional.credit import running_sum
 from lit_klrb.models.precision import fast_autocast
-from lit_klrb.models.sharding import agreed
+from lit_klrb.models.sharding import agreed, is_sharded
 from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids
 
 # Tokens per block of the vocabulary in sampling.
@@ -147,7 +147,7 @@ def completion_mask(completions: Tensor, ends: Sequence[int]) -> Tensor:
     return end.cumsum(-1) == end
 
 
-@torch.no_grad()  # not inference_mode, whose tensors cannot be used in a loss afterwards
+@torch.no_grad()
 def generate_completions(
     policy: PreTrainedModel,
     prompts: Tensor,
@@ -186,9 +186,13 @@ def generate_completions(
     shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     uniforms = uniforms[rows_before:].to(prompts.device)
+    # Quicker, but autocast keeps no copies of weights there, and those that FSDP gathers are used in training
+    plain = is_sharded(policy) or torch.is_autocast_enabled(policy.device.type)
+    mode = torch.no_grad if plain else torch.inference_mode
     # Never compiled: shapes change with each token
-    with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"):
+    with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"), mode():
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id, rows)
+    completions = completions.clone()
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)
     return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
