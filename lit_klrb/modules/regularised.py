@@ -1,6 +1,7 @@
 """Base classes of DPO, RLOO and distillation: a frozen reference, a reward and the common evaluation."""
 
 import logging
+import os
 from abc import ABC
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
+from lit_klrb.functional.tiled.blocks import COMPILE
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.generation import Rollout, Sampling
@@ -126,6 +128,7 @@ class RegularisedModule(PolicyModule, ABC):
         self.sampling = Sampling(self.completions_per_prompt, self.max_new_tokens, self.temperature)
         self._evaluated: list[dict[str, Tensor]] = []
         self._warned_of_few = False
+        self._sampled = False
         # Whether the reference reads other prompts than the policy.
         self._own_context = False
         # Reward, KL and length of each prompt of the latest evaluation: means over its completions, [P] each.
@@ -231,6 +234,7 @@ class RegularisedModule(PolicyModule, ABC):
         drawn = {"seed": seed, "rows_before": part.start * count}
 
         def compute() -> list[Any]:
+            self._sampled = True
             rollout = pair.sample(own, sampling, **drawn)
             return [tuple(rollout), tuple(pair.score(rollout, own)[1])]
 
@@ -260,7 +264,7 @@ class RegularisedModule(PolicyModule, ABC):
             "models": [[weights_digest(model), adapter_settings(model)] for model in models],
             "reference": [pair.second is None, pair.itself, pair.rows, pair.temperature],
             "ends": [pair.ends if pair.stop_at_eos else (), self.tokenizer.pad_token_id],
-            "numbers": [self.trainer.precision, torch.get_num_threads(), versions()],
+            "numbers": [self.trainer.precision, torch.get_num_threads(), os.environ.get(COMPILE), versions()],
         }
 
     def conclude_evaluation(self, stage: str) -> None:
@@ -286,8 +290,10 @@ class RegularisedModule(PolicyModule, ABC):
         context = " with its own context" if self._own_context else ""
         teacher = self.pair.teacher
         head = "" if teacher is None else f", from the teacher's {teacher.k} likeliest tokens"
+        kept = "" if self._sampled else "; completions of an earlier run's, from the cache"
+        self._sampled = False
         self.print(
             f"step {self.evaluated_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
             f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence "
-            f"(± standard error, {prompts} prompts{head})"
+            f"(± standard error, {prompts} prompts{head}{kept})"
         )

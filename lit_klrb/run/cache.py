@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 T = TypeVar("T")
-# To be increased whenever the same key would give another result.
-FORMAT = 2
 # Maximum size in bytes; the least recently used results are removed.
 LIMIT = 2_000_000_000
 
@@ -40,10 +39,11 @@ def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
 
     Args:
         name: A name for the result, with which the file's name begins.
-        key: Everything the result depends on, as plain numbers, strings, lists and dictionaries.
+        key: Everything the result depends on besides this package's code, as plain numbers, strings, lists
+            and dictionaries.
         compute: Gives tensors, numbers, strings, lists and tuples; called if a process cannot read the file.
     """
-    path = default_folder() / f"{name}-{_digest([FORMAT, key])[:32]}.pt"
+    path = default_folder() / f"{name}-{_digest([_code(), key])[:32]}.pt"
     found: list[T] = []
     with contextlib.suppress(ConfigurationError, KeyError, OSError):  # missing or damaged
         found.append(read(path)["result"])
@@ -86,6 +86,12 @@ def _files() -> Iterator[tuple[Path, os.stat_result]]:
         if pattern.fullmatch(path.name) and path.is_file():
             with contextlib.suppress(OSError):  # another process may remove it
                 yield path, path.stat()
+
+
+@functools.cache
+def _code() -> str:
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return _digest([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
 
 
 def _digest(value: Any) -> str:

@@ -77,7 +77,7 @@ def test_the_references_part_is_computed_once(chain, tmp_path, preferences, monk
     assert len(calls) == 3
 
 
-def test_the_evaluation_before_the_first_step_is_computed_once(chain, tmp_path, monkeypatch):
+def test_the_evaluation_before_the_first_step_is_computed_once(chain, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path / "cache"))
     numbers, original = [], Pair.score
     monkeypatch.setattr(Pair, "score", lambda *args: numbers.append(1) or original(*args))
@@ -88,7 +88,9 @@ def test_the_evaluation_before_the_first_step_is_computed_once(chain, tmp_path, 
         return len(numbers)
 
     every = scored("first")
+    assert "from the cache" not in capsys.readouterr().out
     assert scored("second") == every - 1
+    assert "prompts; completions of an earlier run's, from the cache)" in capsys.readouterr().out
     for file in ("metrics/attempt_0/metrics.csv", "evaluation.csv"):
         assert (tmp_path / "second" / file).read_bytes() == (tmp_path / "first" / file).read_bytes()
     others = ("policy_path", chain.checkpoint("sft")), ("temperature", "0.5"), ("evaluation_seed", "7")

@@ -19,6 +19,8 @@ from lit_klrb.errors import ConfigurationError
 P = ParamSpec("P")
 Sums = TypeVar("Sums", Tensor, None)
 
+# Environment variable: whether the body is compiled.
+COMPILE = "LIT_KLRB_COMPILE"
 # Elements per pass on a CPU (4 MB of each block): more do not fit into the cache, and with fewer the cost of
 # starting a pass on every core dominates.
 _ELEMENTS_PER_PASS = 2**20
@@ -34,9 +36,9 @@ def fused(body: Callable[P, Sums], device: torch.device) -> Callable[P, Sums]:
     Raises:
         ConfigurationError: If `LIT_KLRB_COMPILE` is not 0, 1 or auto.
     """
-    setting = os.environ.get("LIT_KLRB_COMPILE", "auto")
+    setting = os.environ.get(COMPILE, "auto")
     if setting not in ("0", "1", "auto"):
-        raise ConfigurationError(f"must be 0, 1 or auto, got {setting!r}", key="LIT_KLRB_COMPILE")
+        raise ConfigurationError(f"must be 0, 1 or auto, got {setting!r}", key=COMPILE)
     compile_body = setting == "1" or (setting == "auto" and device.type == "cuda")
     return _compiled(body) if compile_body else functools.partial(_by_rows, body)
 
