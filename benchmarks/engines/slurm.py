@@ -89,6 +89,8 @@ def cluster(mount: str = "") -> Iterator[None]:
                 command = ["unshare", "--mount", "sh", "-c", f"{mount} && exec {shlex.join(command)}"]
             stack.enter_context(running(f"slurmd {name}", command))
         wait_until(lambda: asked("sinfo", "-h", "-o", "%D %t") == "2 idle", "SLURM")
+        # A job's last daemon would wait for ever for a controller that has gone
+        stack.callback(wait_until, lambda: not asked("squeue", "-h"), "the end of all jobs")
         stack.callback(asked, "scancel", f"--user={user}")
         yield
 
