@@ -4,6 +4,7 @@ A failing import must not end the server: the cell that needs the module then ra
 in its log.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,3 +21,4 @@ if _coordinator == str(os.getppid()):
         importlib.import_module(_module)
     # Else every cell would search what was imported for garbage: a third of a second
     gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries such as triton report what is frozen at the end as leaks
