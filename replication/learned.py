@@ -1,6 +1,6 @@
 """A classifier of reviews on a language model's hidden states: a reward that is no sum over words.
 
-    python -m replication.learned FOLDER MODEL [--reviews N]
+    python -m replication.learned FOLDER MODEL [--reviews N] [--tested N]
 
 reads the reviews of FOLDER (train.parquet, test.parquet) with the first layers of MODEL, trains a small
 network on means of their hidden states, writes `NETWORK`, and prints the network's share of right answers on
@@ -181,20 +181,21 @@ def to_bytes(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def main(folder: Path, model: str, count: int | None) -> None:
+def main(folder: Path, model: str, count: int | None = None, tested: int | None = None) -> None:
     """Read the reviews, train, write `NETWORK`, print its share of right answers by length.
 
     Args:
         folder: Of train.parquet and test.parquet.
         model: Folder of a causal language model.
         count: Reviews to train on, all if None.
+        tested: Those to test on.
     """
     reader, kept = Reader.of(model), NETWORK.parent / "read"
     kept.mkdir(parents=True, exist_ok=True)
     means, labels = read(reader, folder / "train.parquet", count, kept)
     net = fit(means.flatten(0, 1), labels.repeat_interleave(len(LENGTHS)))
     write_atomically(NETWORK, to_bytes({"model": model, "weights": net.state_dict()}))
-    test, wanted = read(reader, folder / "test.parquet", None, kept)
+    test, wanted = read(reader, folder / "test.parquet", tested, kept)
     with torch.no_grad():
         right = (net(test.flatten(0, 1))[:, 0].view(len(test), -1) > 0) == wanted.bool()[:, None]
     for length, share in zip(LENGTHS, right.float().mean(0).tolist(), strict=True):
@@ -206,5 +207,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="of train.parquet and test.parquet")
     parser.add_argument("model", help="folder of a causal language model")
     parser.add_argument("--reviews", type=int, help="train on so many instead of all")
+    parser.add_argument("--tested", type=int, help="test on so many instead of all")
     given = parser.parse_args()
-    main(given.folder, given.model, given.reviews)
+    main(given.folder, given.model, given.reviews, given.tested)

@@ -147,7 +147,6 @@ def completion_mask(completions: Tensor, ends: Sequence[int]) -> Tensor:
     return end.cumsum(-1) == end
 
 
-@torch.no_grad()
 def generate_completions(
     policy: PreTrainedModel,
     prompts: Tensor,
@@ -186,13 +185,12 @@ def generate_completions(
     shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     uniforms = uniforms[rows_before:].to(prompts.device)
-    # Quicker, but autocast keeps no copies of weights there, and those that FSDP gathers are used in training
+    # Inference mode is quicker, but keeps no casts of weights for autocast, and FSDP trains what it gathers
     plain = is_sharded(policy) or torch.is_autocast_enabled(policy.device.type)
     mode = torch.no_grad if plain else torch.inference_mode
     # Never compiled: shapes change with each token
     with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"), mode():
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id, rows)
-    completions = completions.clone()
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)
     return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)

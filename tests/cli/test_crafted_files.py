@@ -2,12 +2,14 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 import torch
 from pickles import Touch
 
 from lit_klrb.cli.main import main
+from lit_klrb.run import cache
 from lit_klrb.run.cache import cached
 
 
@@ -110,6 +112,20 @@ def test_a_cache_holds_no_code(tmp_path, monkeypatch):
     torch.save(Touch(tmp_path / "ran"), path)
     assert cached("numbers", {"of": 3}, lambda: [4]) == [4]
     assert not (tmp_path / "ran").exists()
+
+
+def test_other_code_computes_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path / "cache"))
+    module = tmp_path / "package" / "run" / "cache.py"
+    module.parent.mkdir(parents=True)
+    monkeypatch.setattr(cache, "__file__", str(module))
+    found = []
+    for result, code in enumerate(("a = 1", "a = 1", "a = 2")):
+        module.write_text(code)
+        cache._code.cache_clear()
+        found.append(cached("numbers", {}, partial(int, result)))
+    cache._code.cache_clear()
+    assert found == [0, 0, 2]
 
 
 PROGRAM = """

@@ -27,8 +27,8 @@ def test_one_pass_scores_all_beginnings(tmp_path, monkeypatch, capsys):
     for name in ("train", "test"):
         pq.write_table(table, f"{name}.parquet")
     monkeypatch.setattr(learned, "SHARD", 128)
-    learned.main(Path(), "model", None)
-    assert "first 512 tokens: right on 1.0000 of 300 test reviews" in capsys.readouterr().out
+    learned.main(Path(), "model", tested=200)
+    assert "first 512 tokens: right on 1.0000 of 200 test reviews" in capsys.readouterr().out
     prompts, answers = ["The plot", "The cast"], [" was superb. The music", " was hideous."]
     ids = [tokenizer(text).input_ids for text in answers]
     good, bad = learned.log_odds(prompts, answers, ids)

@@ -1,44 +1,19 @@
 """The pages of the frontier on SmolLM2 have the numbers of their results."""
 
-import functools
-from pathlib import Path
-
 import numpy as np
 import pytest
+from pages import RESULTS, by_start, interval, number, page_of, sweep_of
 
-from analysis.checks import load_sweep
-from analysis.stats.contrast import objective_contrast
 from analysis.stats.frontier import pooled_share, share_contributions
-from analysis.stats.intervals import Estimate
 from analysis.stats.matching import match
 from analysis.stats.swaps import swap_test
 from replication.__main__ import frontier
 
-RESULTS = Path(__file__).parents[2] / "replication" / "results"
 PAIRS = {
     "smollm2_frontier": [("rb", "mc")],
     "smollm2_released": [("rb", "mc"), ("released-rb", "released-mc")],
 }
 CASES = [(folder, *pair) for folder, pairs in PAIRS.items() for pair in pairs]
-
-
-@functools.cache
-def sweep_of(folder):
-    return load_sweep(RESULTS / folder)
-
-
-def page_of(folder):
-    return " ".join((RESULTS / folder / "README.md").read_text("utf-8").split())
-
-
-def number(value):
-    """Two decimals, a true minus, no negative zero."""
-    return f"{round(float(value), 2) + 0.0:.2f}".replace("-", "−")
-
-
-def interval(values):
-    found = Estimate.of_mean(np.array(values)).interval(0.95)
-    return f"{number(np.mean(values))} ({number(found.low)} to {number(found.high)})"
 
 
 @pytest.mark.parametrize(("folder", "arm", "control"), CASES)
@@ -55,11 +30,9 @@ def test_each_row_of_the_table(folder, arm, control):
 
 @pytest.mark.parametrize(("folder", "arm", "control"), CASES)
 def test_the_difference_by_warm_start(folder, arm, control):
-    pairs = match(sweep_of(folder), arm, control)
-    contrast = objective_contrast(pairs)
-    by_start = [contrast.values[pairs.replicate == replicate].mean() for replicate in range(8)]
-    *means, last = map(number, by_start)
-    told = interval(by_start).replace(" (", " (95 % ")
+    starts = by_start(folder, arm, control)
+    *means, last = map(number, starts)
+    told = interval(starts).replace(" (", " (95 % ")
     assert f"differs by {told}; by warm start {', '.join(means)} and {last}" in page_of(folder)
 
 

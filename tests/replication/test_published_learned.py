@@ -1,52 +1,30 @@
 """The page of the learned reward on SmolLM2 has the numbers of its results."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import RESULTS, by_start, interval, number, page_of, sweep_of
 
-from analysis.checks import load_sweep
-from analysis.stats.contrast import objective_contrast
-from analysis.stats.intervals import Estimate
-from analysis.stats.matching import match
-
-FOLDER = Path(__file__).parents[2] / "replication" / "results" / "smollm2_learned"
-PAGE = " ".join((FOLDER / "README.md").read_text("utf-8").split())
-SWEEP = load_sweep(FOLDER)
-ARMS = [*SWEEP.plan.grid.arms]
-PLANNED = {one["treatment"]: one for one in json.loads((FOLDER / "results.json").read_text())["comparisons"]}
+FOLDER = "smollm2_learned"
 
 
-def number(value, digits=2):
-    """A true minus, no negative zero."""
-    return f"{round(float(value), digits) + 0.0:.{digits}f}".replace("-", "−")
-
-
-def interval(values, level=0.95):
-    found = Estimate.of_mean(np.array(values)).interval(level)
-    return f"{number(np.mean(values))} ({number(found.low)} to {number(found.high)})"
-
-
-def by_start(arm, control):
-    pairs = match(SWEEP, arm, control)
-    values = objective_contrast(pairs).values
-    return [values[pairs.replicate == replicate].mean() for replicate in range(8)]
-
-
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["mc", "mc-three", "prefix-one", "prefix-two", "prefix-four", "vine-two"])
 def test_each_row_of_the_table(arm):
-    runs = [SWEEP.grid[arm, 0, replicate] for replicate in range(8)]
+    sweep = sweep_of(FOLDER)
+    runs = [sweep.grid[arm, 0, replicate] for replicate in range(8)]
     reward, kl = (np.array([run.outcome(key) for run in runs]) for key in ("reward", "kl"))
-    seconds = np.median([SWEEP.seconds[run.cell.id] for run in runs if run.cell.id in SWEEP.seconds])
+    seconds = np.median([sweep.seconds[run.cell.id] for run in runs if run.cell.id in sweep.seconds])
     cells = [arm, *map(interval, (reward, kl, reward - 0.1 * kl)), f"{seconds:.0f}"]
-    if arm in PLANNED:
-        objective, starts = PLANNED[arm]["objective"], by_start(arm, "mc")
-        cells += [interval(starts, objective["level"]), f"{objective['p_adjusted']:.2g}"]
+    comparisons = json.loads((RESULTS / FOLDER / "results.json").read_text())["comparisons"]
+    for planned in (one["objective"] for one in comparisons if one["treatment"] == arm):
+        starts = by_start(FOLDER, arm, "mc")
+        cells += [interval(starts, planned["level"]), f"{planned['p_adjusted']:.2g}"]
         cells += [", ".join(map(number, starts))]
-    assert f"| {' | '.join(cells)} |" in PAGE
+    assert f"| {' | '.join(cells)} |" in page_of(FOLDER)
 
 
 @pytest.mark.parametrize("control", ["mc-three", "vine-two"])
 def test_what_the_plan_did_not_ask(control):
-    assert f"prefix-two minus {control} {interval(by_start('prefix-two', control))}" in PAGE
+    told = f"prefix-two minus {control} {interval(by_start(FOLDER, 'prefix-two', control))}"
+    assert told in page_of(FOLDER)
