@@ -188,8 +188,8 @@ def generate_completions(
     # Inference mode is quicker, but keeps no casts of weights for autocast, and FSDP trains what it gathers
     plain = is_sharded(policy) or torch.is_autocast_enabled(policy.device.type)
     mode = torch.no_grad if plain else torch.inference_mode
-    # Never compiled: shapes change with each token
-    with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"), mode():
+    # Never compiled, as shapes change with each token; without gradients first, which fast_autocast looks at
+    with mode(), eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"):
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id, rows)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)
