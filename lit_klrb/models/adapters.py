@@ -152,6 +152,14 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield f"{layer}.{name}", weight
 
 
+def adapted_weights(model: PreTrainedModel) -> Iterator[tuple[Any, Tensor]]:
+    """Layers whose adapter is a sum W + B A, and that sum; not of other variants, such as DoRA."""
+    for layer in _adapted(model).values() if has_adapter(model) else ():
+        adapters = layer.active_adapters
+        if hasattr(layer, "get_delta_weight") and not any(name in layer.lora_variant for name in adapters):
+            yield layer, layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))
+
+
 def separates(model: PreTrainedModel) -> bool:
     """Whether `merged` makes two weights of one that embedding and head share."""
     return has_adapter(model) and bool(_check_shared(model))

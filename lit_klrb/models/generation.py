@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.functional.credit import running_sum
+from lit_klrb.models.packing import packed_weights
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed, is_sharded
 from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids
@@ -189,7 +190,8 @@ def generate_completions(
     plain = is_sharded(policy) or torch.is_autocast_enabled(policy.device.type)
     mode = torch.no_grad if plain else torch.inference_mode
     # Never compiled, as shapes change with each token; without gradients first, which fast_autocast looks at
-    with mode(), eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"):
+    packed = packed_weights(policy, len(uniforms), new)
+    with mode(), eval_mode(policy), fast_autocast(policy), packed, torch.compiler.set_stance("force_eager"):
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id, rows)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)

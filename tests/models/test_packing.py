@@ -1,0 +1,109 @@
+"""Weights that are ordered for sampling give the same results, and are as before afterwards."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from lit_klrb.models import packing
+from lit_klrb.models.adapters import add_adapter
+from lit_klrb.models.generation import Sampling, generate_completions
+from lit_klrb.models.packing import packed_weights
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    size = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256, "attention_bias": True}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(**size, **heads)).eval()
+
+
+@pytest.fixture
+def gpt2():
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(n_embd=256, n_layer=1, n_head=4, vocab_size=256, **ends)).eval()
+
+
+def packed_layers(model):
+    return sum("forward" in vars(module) for module in model.modules())
+
+
+def with_noise(model):
+    """Every weight is one that matters: biases and adapters begin with 0."""
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    return model
+
+
+@torch.no_grad()
+def compare(model, layers, tolerance=1e-5):
+    before, expected = {name: w.clone() for name, w in model.state_dict().items()}, model(TOKENS).logits
+    with packed_weights(model, 2, 8):
+        assert packed_layers(model) == layers
+        logits = model(TOKENS).logits
+    assert logits.dtype == expected.dtype
+    assert (logits - expected).abs().max() < tolerance * expected.abs().max()
+    assert packed_layers(model) == 0
+    assert torch.equal(model(TOKENS).logits, expected)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_linear_layers_and_the_head(llama):
+    compare(with_noise(llama), layers=8)
+
+
+def test_layers_of_gpt2_which_store_the_transpose(gpt2):
+    compare(with_noise(gpt2), layers=5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_adapter_is_merged_into_the_copies(family, request):
+    model = add_adapter(request.getfixturevalue(family), {"r": 2, "target_modules": "all-linear"}, 0)
+    adapted = sum(
+        type(m.get_base_layer()) in (nn.Linear, Conv1D) for m in model.modules() if hasattr(m, "lora_A")
+    )
+    compare(with_noise(model), layers=adapted + 1)
+
+
+def test_other_variants_of_an_adapter_stay_as_they_are(llama):
+    model = with_noise(add_adapter(llama, {"r": 2, "use_dora": True, "target_modules": ["q_proj"]}, 0))
+    compare(model, layers=8)
+
+
+def test_in_autocasts_precision_except_where_a_layer_is_outside_of_it(llama):
+    model, head = with_noise(llama), llama.lm_head.forward
+    with torch.autocast("cpu", torch.bfloat16):
+        compare(model, layers=8, tolerance=0.02)
+        with packed_weights(model, 2, 8), torch.autocast("cpu", enabled=False), torch.no_grad():
+            states = torch.randn(2, 256)
+            assert torch.equal(model.lm_head(states), head(states))
+
+
+def test_sampling_uses_them_for_more_than_a_few_tokens(llama):
+    seen = set()
+    llama.register_forward_hook(lambda *_: seen.add(packed_layers(llama)))
+    mask, ends = torch.ones_like(TOKENS, dtype=torch.bool), {"ends": (), "pad_token_id": 0}
+    for new, expected in ((7, {0}), (8, {8})):
+        seen.clear()
+        generate_completions(llama, TOKENS, mask, Sampling(2, new), seed=0, **ends)
+        assert seen == expected
+
+
+def test_small_layers_and_double_precision_stay_as_they_are(llama, monkeypatch):
+    with packed_weights(llama.double(), 2, 8):
+        assert packed_layers(llama) == 0
+    monkeypatch.setattr(packing, "LEAST_WEIGHTS", 1 << 17)
+    with packed_weights(llama.float(), 2, 8):
+        assert packed_layers(llama) == 0
+
+
+def test_without_onednn_sampling_goes_on_and_says_so(llama, monkeypatch, capsys):
+    monkeypatch.setattr(packing.torch.ops, "mkldnn", None)
+    with packed_weights(llama, 2, 8):
+        assert packed_layers(llama) == 0
+    assert "sampling takes longer, as weights are not ordered for it: " in capsys.readouterr().err
