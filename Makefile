@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test gpu mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest
+.PHONY: help chat demo test suite gpu mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -18,7 +18,10 @@ demo: $(VENV)/.runtime  ## reference, DPO, a small RLOO sweep, runs/demo/report.
 	@$(BIN)/python -m analysis sweep --config configs/demo/sweep.yaml
 	@$(BIN)/python -m analysis report runs/demo
 
-test: check  ## lint, types and the default test suite
+test: $(VENV)/.dev  ## lint, types and the default test suite, side by side
+	@$(MAKE) --no-print-directory -j 2 check suite
+
+suite:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Tests whose runs train where a variable says
