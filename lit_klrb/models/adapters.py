@@ -153,11 +153,16 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapted_weights(model: PreTrainedModel) -> Iterator[tuple[Any, Tensor]]:
-    """Layers whose adapter is a sum W + B A, and that sum; not of other variants, such as DoRA."""
-    for layer in _adapted(model).values() if has_adapter(model) else ():
-        adapters = layer.active_adapters
-        if hasattr(layer, "get_delta_weight") and not any(name in layer.lora_variant for name in adapters):
-            yield layer, layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))
+    """Linear layers whose adapter is a sum W + B A, and that sum; not of other variants, such as DoRA."""
+    if not has_adapter(model):
+        return
+    from peft.tuners.lora import Linear
+
+    for layer in _adapted(model).values():
+        names = layer.active_adapters
+        is_used = issubclass(type(layer), Linear) and not layer.merged and not layer.disable_adapters
+        if is_used and all(n not in layer.lora_variant and layer.lora_B[n].bias is None for n in names):
+            yield layer, layer.get_base_layer().weight + sum(map(layer.get_delta_weight, names))
 
 
 def separates(model: PreTrainedModel) -> bool:

@@ -70,8 +70,9 @@ def test_an_adapter_is_merged_into_the_copies(family, request):
     compare(with_noise(model), layers=adapted + 1)
 
 
-def test_other_variants_of_an_adapter_stay_as_they_are(llama):
-    model = with_noise(add_adapter(llama, {"r": 2, "use_dora": True, "target_modules": ["q_proj"]}, 0))
+@pytest.mark.parametrize("other", ["use_dora", "lora_bias"])
+def test_other_variants_of_an_adapter_stay_as_they_are(llama, other):
+    model = with_noise(add_adapter(llama, {"r": 2, other: True, "target_modules": ["q_proj"]}, 0))
     compare(model, layers=8)
 
 
