@@ -48,6 +48,8 @@ def packed_weights(model: PreTrainedModel, rows: int, passes: int) -> Iterator[N
             dtype = _precision(weight)
             if type(linear) not in LINEAR or dtype not in PRECISIONS or weight.numel() < LEAST_WEIGHTS:
                 continue
+            if "forward" in vars(layer):  # by another library, such as accelerate
+                continue
             try:
                 layer.forward = _product(layer.forward, linear, weight.to(dtype), rows)
             except (RuntimeError, AttributeError) as error:

@@ -95,12 +95,21 @@ def test_sampling_uses_them_for_more_than_a_few_tokens(llama):
         assert seen == expected
 
 
-def test_small_layers_and_double_precision_stay_as_they_are(llama, monkeypatch):
+def test_small_layers_and_double_precision_stay_as_they_are(llama, monkeypatch, capsys):
     with packed_weights(llama.double(), 2, 8):
         assert packed_layers(llama) == 0
+    assert not capsys.readouterr().err
     monkeypatch.setattr(packing, "LEAST_WEIGHTS", 1 << 17)
     with packed_weights(llama.float(), 2, 8):
         assert packed_layers(llama) == 0
+
+
+def test_a_forward_pass_that_another_library_has_replaced_stays(llama):
+    theirs = llama.lm_head.forward = lambda states: states
+    with packed_weights(llama, 2, 8):
+        assert packed_layers(llama) == 8
+        assert llama.lm_head.forward is theirs
+    assert llama.lm_head.forward is theirs
 
 
 def test_without_onednn_sampling_goes_on_and_says_so(llama, monkeypatch, capsys):
