@@ -9,6 +9,8 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from lit_klrb.functional.products import quick_products
+
 from .measure import DEVICE, interleaved_times
 from .step_case import Task
 
@@ -41,15 +43,17 @@ class Products(NamedTuple):
     def forward(self, rows: int, head_rows: int) -> None:
         """A forward pass of a number of tokens, with the head applied to some of them."""
         for weight, count in self._all(rows, head_rows):
-            linear(_ones(count, weight.shape[1], weight.dtype), weight)
+            with quick_products():
+                linear(_ones(count, weight.shape[1], weight.dtype), weight)
 
     def backward(self, rows: int, head_rows: int, of_weights: bool) -> None:
         """The gradients of inputs and weights."""
         for weight, count in self._all(rows, head_rows):
             upstream = _ones(count, len(weight), weight.dtype)
-            upstream @ weight
-            if of_weights:
-                upstream.T @ _ones(count, weight.shape[1], weight.dtype)
+            with quick_products():
+                upstream @ weight
+                if of_weights:
+                    upstream.T @ _ones(count, weight.shape[1], weight.dtype)
 
     def _all(self, rows: int, head_rows: int) -> list[tuple[Tensor, int]]:
         return [*((weight, rows) for weight in self.weights), *[(self.head, head_rows)] * (head_rows > 0)]

@@ -1,6 +1,6 @@
 """Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from lit_klrb.distributed import whole
 from lit_klrb.models import trials
 from lit_klrb.models.generation import Rollout
+from lit_klrb.models.packing import quick_layers
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
 from lit_klrb.models.trials import continuing, key_value_cache, position_ids
@@ -68,7 +69,10 @@ class SplitModel(NamedTuple):
         # gradients through a cache
         recomputes = any(getattr(m, "gradient_checkpointing", False) for m in self.backbone.modules())
         whole_passes = recomputes or is_sharded(self.model)
-        with nullcontext() if whole_passes else fast_autocast(self.backbone):
+        with ExitStack() as faster:
+            if not whole_passes:
+                faster.enter_context(fast_autocast(self.backbone))
+                faster.enter_context(quick_layers(self.backbone))
             states = [self._read(rollout.part(*part), self.caches and not whole_passes) for part in parts]
         dtype = self.head.weight.dtype
         if dtype.itemsize < states[0].dtype.itemsize:

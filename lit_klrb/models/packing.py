@@ -1,7 +1,8 @@
-"""Weights in the order in which a CPU's products with few rows read them, for the time of sampling."""
+"""Linear layers whose products on a CPU are computed by oneDNN, for the time of a block."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,17 +10,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lit_klrb.functional.products import linear, onednn_is_quicker
 from lit_klrb.models.adapters import adapted_weights
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.terminal import say_once
 
-# Least number of a layer's weights: smaller ones are read from the processor's cache in any order.
+# Least number of a layer's weights: products with fewer take no longer than what would be added to them.
 LEAST_WEIGHTS = 1 << 16
 # Least number of passes: ordering a layer's weights takes as long as two to four passes save.
 LEAST_PASSES = 8
 PRECISIONS = torch.float32, torch.bfloat16
 # Layers of these classes exactly; those of GPT-2 store the transpose.
 LINEAR = nn.Linear, Conv1D
+Product = Callable[[Tensor], Tensor]
 
 
 @contextmanager
@@ -42,21 +45,50 @@ def packed_weights(model: PreTrainedModel, rows: int, passes: int) -> Iterator[N
     if model.device.type != "cpu" or passes < LEAST_PASSES or is_sharded(model):
         yield
         return
-    changed = []
-    try:
-        for layer, linear, weight in _weights(model):
-            dtype = _precision(weight)
-            if type(linear) not in LINEAR or dtype not in PRECISIONS or weight.numel() < LEAST_WEIGHTS:
-                continue
-            if "forward" in vars(layer):  # by another library, such as accelerate
-                continue
+    with _replaced(_packed(model, rows)):
+        yield
+
+
+def _packed(model: PreTrainedModel, rows: int) -> Iterator[tuple[Any, Product]]:
+    for layer, base, weight in _weights(model):
+        dtype = _precision(weight)
+        if type(base) in LINEAR and dtype in PRECISIONS and weight.numel() >= LEAST_WEIGHTS:
             try:
-                layer.forward = _product(layer.forward, linear, weight.to(dtype), rows)
+                yield layer, _product(layer.forward, base, weight.to(dtype), rows)
             except (RuntimeError, AttributeError) as error:
                 reason = str(error).partition("\n")[0]
                 say_once(f"sampling takes longer, as weights are not ordered for it: {reason}")
-                break
-            changed.append(layer)
+                return
+
+
+@contextmanager
+def quick_layers(model: nn.Module) -> Iterator[None]:
+    """Linear layers in float32 as in `lit_klrb.functional.products`; backward passes after the block too.
+
+    On other devices, and under autocast, nothing happens.
+    """
+    with _replaced(_quick(model)):
+        yield
+
+
+def _quick(model: nn.Module) -> Iterator[tuple[Any, Product]]:
+    for layer in model.modules() if onednn_is_quicker() else ():
+        if not isinstance(layer, LINEAR) or type(layer) not in LINEAR or layer.weight.device.type != "cpu":
+            continue
+        weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
+        if weight.numel() >= LEAST_WEIGHTS and _precision(weight) == torch.float32:
+            yield layer, partial(linear, weight=weight, bias=layer.bias)
+
+
+@contextmanager
+def _replaced(products: Iterator[tuple[Any, Product]]) -> Iterator[None]:
+    """Layers with other forward passes in the block, except where another library has replaced them."""
+    changed = []
+    try:
+        for layer, product in products:
+            if "forward" not in vars(layer):  # as accelerate's
+                layer.forward = product
+                changed.append(layer)
         yield
     finally:
         for layer in changed:
@@ -80,15 +112,13 @@ def _weights(model: PreTrainedModel) -> Iterator[tuple[Any, Any, Any]]:
             yield module, module, module.weight
 
 
-def _product(
-    forward: Callable[[Tensor], Tensor], linear: Any, weight: Tensor, rows: int
-) -> Callable[[Tensor], Tensor]:
+def _product(forward: Product, base: Any, weight: Tensor, rows: int) -> Product:
     """What takes the place of a layer's forward pass, where that is in the precision of the weight."""
     operations: Any = torch.ops.mkldnn
     dtype = weight.dtype
-    transposed = weight if isinstance(linear, nn.Linear) else weight.T
+    transposed = weight if isinstance(base, nn.Linear) else weight.T
     ordered = operations._reorder_linear_weight(transposed.contiguous(), rows)
-    bias = None if linear.bias is None else linear.bias.to(dtype)
+    bias = None if base.bias is None else base.bias.to(dtype)
 
     def product(inputs: Tensor) -> Tensor:
         if _precision(inputs) != dtype:  # a layer that the model computes without autocast

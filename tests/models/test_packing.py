@@ -1,4 +1,4 @@
-"""Weights that are ordered for sampling give the same results, and are as before afterwards."""
+"""Layers whose products are computed otherwise give the same results, and are as before afterwards."""
 
 import pytest
 import torch
@@ -8,8 +8,9 @@ from transformers.pytorch_utils import Conv1D
 
 from lit_klrb.models import packing
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.generation import Sampling, generate_completions
-from lit_klrb.models.packing import packed_weights
+from lit_klrb.models.generation import Rollout, Sampling, generate_completions
+from lit_klrb.models.heads import split_model
+from lit_klrb.models.packing import packed_weights, quick_layers
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
@@ -117,3 +118,38 @@ def test_without_onednn_sampling_goes_on_and_says_so(llama, monkeypatch, capsys)
     with packed_weights(llama, 2, 8):
         assert packed_layers(llama) == 0
     assert "sampling takes longer, as weights are not ordered for it: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(packing, "onednn_is_quicker", lambda: True)
+
+
+@pytest.mark.parametrize(("family", "layers"), [("llama", 7), ("gpt2", 4)])
+def test_passes_with_gradients_are_the_same_by_quick_products(family, layers, request, quick, monkeypatch):
+    model = with_noise(request.getfixturevalue(family))
+    rollout = Rollout(TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool))
+    split, seen = split_model(model), []
+    model.base_model.register_forward_hook(lambda *_: seen.append(packed_layers(model)))
+
+    def gradients():
+        split.hidden_states(rollout).square().sum().backward()
+        return {name: (w.grad, setattr(w, "grad", None))[0] for name, w in model.named_parameters()}
+
+    ours = gradients()
+    monkeypatch.setattr(packing, "onednn_is_quicker", lambda: False)
+    assert packed_layers(model) == 0
+    for name, expected in gradients().items():
+        if expected is not None:
+            assert (ours[name] - expected).norm() < 1e-5 * expected.norm(), name
+    assert seen == [layers, 0]
+
+
+def test_layers_that_are_small_double_or_under_autocast_are_not_quick(llama, quick, monkeypatch):
+    with torch.autocast("cpu", torch.bfloat16), quick_layers(llama):
+        assert packed_layers(llama) == 0
+    with quick_layers(llama.double()):
+        assert packed_layers(llama) == 0
+    monkeypatch.setattr(packing, "LEAST_WEIGHTS", 1 << 17)
+    with quick_layers(llama.float()):
+        assert packed_layers(llama) == 0

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_klrb.functional.products import quick_products
+
 # Columns of the vocabulary per block on a CPU: matrix products with 512 rows are fastest at about this size,
 # and their result (8 MB) is still in the cache for the passes that follow.
 _CPU_BLOCK = 4096
@@ -42,11 +44,12 @@ class Head(NamedTuple):
 
     def logits(self, inputs: Tensor, weight: Tensor, block: slice, out: Tensor) -> Tensor:
         """Write the logits [N, block] to `out`; `weight` is the block's, in the precision of the inputs."""
-        if self.bias is None:
-            z = torch.mm(inputs, weight.T, out=out)
-        else:
-            bias = self.bias[block].to(inputs.dtype) * self.scale
-            z = torch.addmm(bias, inputs, weight.T, out=out)
+        with quick_products():
+            if self.bias is None:
+                z = torch.mm(inputs, weight.T, out=out)
+            else:
+                bias = self.bias[block].to(inputs.dtype) * self.scale
+                z = torch.addmm(bias, inputs, weight.T, out=out)
         return z if self.cap is None else z.tanh_().mul_(self.cap)
 
     def token_logits(self, inputs: Tensor, tokens: Tensor) -> Tensor:
@@ -119,10 +122,11 @@ class HeadGradients:
 
     def add(self, gradient: Tensor, weight: Tensor, rows: slice, block: slice) -> None:
         """Backpropagate the gradient with respect to z, shape [rows, block]; `weight` is the block's."""
-        if self._hidden is not None:
-            self._hidden[rows].addmm_(gradient, weight)
-        if self._weight is not None:
-            self._weight.add(block, gradient, self._inputs[rows])
+        with quick_products():
+            if self._hidden is not None:
+                self._hidden[rows].addmm_(gradient, weight)
+            if self._weight is not None:
+                self._weight.add(block, gradient, self._inputs[rows])
         if self._bias is not None:
             self._bias[block].add_(gradient.sum(0))
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 
 from lit_klrb.errors import check_positive
+from lit_klrb.functional.products import linear
 from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
 from lit_klrb.functional.tiled.head import Head, HeadGradients
 from lit_klrb.functional.tiled.inputs import (
