@@ -1,5 +1,6 @@
 """Which gradient a KL loss has: the mathematics of `python -m lit_klrb certify`."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -159,7 +160,7 @@ VARIANTS: dict[Batching, tuple[tuple[str, bool], ...]] = {
 
 
 def _verdict(
-    models: list[EnumeratedModels], expected: list[Expected], batching: Batching
+    models: Sequence[EnumeratedModels], expected: list[Expected], batching: Batching
 ) -> GradientIdentity:
     """The first normalisation with which the gradient is a known one."""
     known = [known_gradients(*world) for world in models]
@@ -205,7 +206,10 @@ def _projection(gradients: list[Tensor], targets: list[Tensor]) -> float:
 
 
 def _levels(
-    models: list[EnumeratedModels], gradients: list[Tensor], known: list[dict[str, Tensor]], scale: float
+    models: Sequence[EnumeratedModels],
+    gradients: list[Tensor],
+    known: list[dict[str, Tensor]],
+    scale: float,
 ) -> tuple[Level, ...]:
     levels = []
     for world, gradient, targets in zip(models, gradients, known, strict=True):

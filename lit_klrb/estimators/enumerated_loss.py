@@ -1,5 +1,6 @@
 """Expected values and gradients of estimators and of KL losses, by enumeration of small models."""
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -122,7 +123,8 @@ class Expected(NamedTuple):
     padding: float
 
 
-def worlds(off_policy: bool) -> list[EnumeratedModels]:
+@functools.cache
+def worlds(off_policy: bool) -> tuple[EnumeratedModels, ...]:
     """Models of each of `SIZES`; off-policy, completions are from another policy."""
     models = []
     for vocabulary, length, kl in SIZES:
@@ -134,7 +136,7 @@ def worlds(off_policy: bool) -> list[EnumeratedModels]:
         policy = policy_at_kl(reference, direction, kl)
         behaviour = TabularLM(policy.logits + step / 2, length) if off_policy else policy
         models.append(EnumeratedModels(policy, reference, behaviour))
-    return models
+    return tuple(models)
 
 
 def expected_gradient(

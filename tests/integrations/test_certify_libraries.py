@@ -1,6 +1,7 @@
 """`certify` on the loss functions of installed libraries, at the versions of constraints.txt."""
 
-from unittest.mock import MagicMock
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,21 +56,22 @@ def test_functions_of_trl_and_liger(monkeypatch, path, options, gradient, scale,
     assert not has_gradient(found, "kl")
 
 
-def grpo_of_trl(**own):
+def grpo_of_trl(loss_type, corrected=True):
     """TRL's own `_compute_loss`, with given log-probabilities in place of a model's, as a user wraps it."""
     from trl import GRPOTrainer
 
-    trainer = MagicMock(
+    trainer = SimpleNamespace(
         beta=0.1, top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token",
         epsilon_low=0.2, epsilon_high=0.2, use_vllm=False, current_gradient_accumulation_steps=1,
-        max_completion_length=4, aux_loss_enabled=False, _entropy_bonus_enabled=False, **own,
+        max_completion_length=4, aux_loss_enabled=False, _entropy_bonus_enabled=False, loss_type=loss_type,
+        args=SimpleNamespace(use_bias_correction_kl=corrected, delta=None),
+        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
+        accelerator=SimpleNamespace(gather=lambda values: values, reduce=lambda values, reduction: values),
     )  # fmt: skip
-    trainer.args.use_bias_correction_kl, trainer.args.delta = own.get("corrected", True), None
-    trainer.accelerator.gather = lambda values: values
 
     def loss(per_token_logps, ref_per_token_logps, old_per_token_logps, completion_mask, advantages):
         given = per_token_logps, torch.zeros_like(per_token_logps), None
-        trainer._get_per_token_logps_and_entropies.return_value = given
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: given
         prompt = torch.zeros(len(completion_mask), 1, dtype=torch.long)
         inputs = {
             "prompt_ids": prompt,

@@ -4,10 +4,7 @@ import json
 import lzma
 import pickle
 import shutil
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,27 +15,11 @@ from replication.__main__ import main
 from replication.claims import evidence, ledger
 from replication.claims.claim import Status
 from replication.claims.evidence import ARTIFACTS, REVIEWS, SMOLLM2, STUDIES, evidence_of
-from replication.claims.ledger import all_claims, compose_ledger
+from replication.claims.ledger import all_claims
 
 ROOT = Path(__file__).parents[3]
 LEDGER, RESULTS = ROOT / "replication" / "ledger", ROOT / "replication" / "results"
 CLAIMS = {claim.key: claim for claim in all_claims()}
-
-
-@pytest.fixture(scope="module")
-def verified():
-    """What the command that verifies the ledger prints, and its evidence and rulings, which take seconds."""
-    composed = {}
-
-    def remembered(evidence):
-        files, rulings = compose_ledger(evidence)
-        composed.update(evidence=evidence, rulings={claim.key: ruling for claim, ruling in rulings.items()})
-        return files, rulings
-
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
-        patch.setattr(ledger, "compose_ledger", remembered)
-        code = main(["verify", str(LEDGER)])
-    return SimpleNamespace(code=code, printed=printed.getvalue(), **composed)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Arms against each other: the published numbers, and the same by hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -11,16 +9,19 @@ from analysis.stats.contrast import objective_contrast
 from analysis.stats.frontier import nondominated
 from analysis.stats.matching import match
 from analysis.stats.swaps import RESAMPLES
-from replication.claims.evidence import CAPACITIES, load_sweeps
+from replication.claims.evidence import CAPACITIES, SWEEPS
 from replication.claims.trained import compared, kl_finding, objectives, share_finding
 
-TRAINED = load_sweeps(Path(__file__).parents[3] / "replication" / "ledger")
+
+@pytest.fixture(scope="module")
+def trained(verified):
+    return verified.evidence.sweeps
 
 
-@pytest.mark.parametrize("name", sorted(TRAINED.keys() - CAPACITIES.keys()))
-def test_differences_in_j_are_those_of_the_report(name):
-    found = objectives(TRAINED[name])
-    reported = {one["treatment"]: one["objective"] for one in TRAINED[name].numbers["comparisons"]}
+@pytest.mark.parametrize("name", sorted(SWEEPS.keys() - CAPACITIES.keys()))
+def test_differences_in_j_are_those_of_the_report(trained, name):
+    found = objectives(trained[name])
+    reported = {one["treatment"]: one["objective"] for one in trained[name].numbers["comparisons"]}
     assert found.keys() == reported.keys()
     for arm, verdict in found.items():
         if reported[arm]["p_adjusted"] is None:  # withheld, as the plan grew after its results
@@ -29,9 +30,9 @@ def test_differences_in_j_are_those_of_the_report(name):
         assert verdict.adjusted == pytest.approx(reported[arm]["p_adjusted"], rel=1e-11)
 
 
-@pytest.mark.parametrize("name", sorted(TRAINED.keys() & CAPACITIES.keys()))
-def test_ratios_of_kls_are_means_of_paired_logarithms(name):
-    one = TRAINED[name]
+@pytest.mark.parametrize("name", sorted(CAPACITIES))
+def test_ratios_of_kls_are_means_of_paired_logarithms(trained, name):
+    one = trained[name]
     arms = next(arm for arm in one.sweep.plan.grid.arms if arm != "own-exact"), "own-exact"
     kls = [
         [run.final["kl"] for (arm, _, _), run in sorted(one.sweep.grid.items()) if arm == label]
@@ -50,8 +51,8 @@ def test_ratios_of_kls_are_means_of_paired_logarithms(name):
     assert (found.low, found.high) == pytest.approx(np.array(test.confidence_interval()) / scale)
 
 
-def test_a_share_counts_the_points_of_the_common_frontier_below_the_cut():
-    one = TRAINED["noise"]
+def test_a_share_counts_the_points_of_the_common_frontier_below_the_cut(trained):
+    one = trained["noise"]
     pairs = match(one.sweep, "rb", "mc")
     on = nondominated(pairs.kl, pairs.reward) & (pairs.kl < 5)
     (verdict,) = compared([(one, "rb", "mc")], lambda *both: share_finding(*both, 5.0))
@@ -59,8 +60,8 @@ def test_a_share_counts_the_points_of_the_common_frontier_below_the_cut():
     assert 0 < verdict.share.total < nondominated(pairs.kl, pairs.reward).sum()
 
 
-def test_the_correction_is_over_all_designs():
-    one = TRAINED["noise"]
+def test_the_correction_is_over_all_designs(trained):
+    one = trained["noise"]
     (alone,) = compared([(one, "rb", "mc")], kl_finding)
     several = compared([(one, arm, "mc") for arm in ("tilted", "rb", "combination")], kl_finding)
     assert several[1].adjusted == min(1, 3 * alone.adjusted)
@@ -77,9 +78,9 @@ def all_swaps(differences):
     return 2 * (len(second) - np.searchsorted(second, least - first)).sum() / 2.0 ** len(differences)
 
 
-def test_a_p_of_random_swaps_is_near_that_of_all():
+def test_a_p_of_random_swaps_is_near_that_of_all(trained):
     """The p of replication/results/noise, from all 2^24 swaps in place of 9,999."""
-    one, every = TRAINED["noise"], {}
+    one, every = trained["noise"], {}
     reported = {found["treatment"]: found["objective"]["p"] for found in one.numbers["comparisons"]}
     for arm in reported:
         pairs = match(one.sweep, arm, "mc")
@@ -91,11 +92,11 @@ def test_a_p_of_random_swaps_is_near_that_of_all():
     assert corrected["mc-x4"] < 1e-5
 
 
-def test_an_arm_is_found_by_its_estimator():
-    assert TRAINED["noise"].arm("MonteCarlo") == "mc"
-    assert TRAINED["noise"].arm("K3Loss") is None
+def test_an_arm_is_found_by_its_estimator(trained):
+    assert trained["noise"].arm("MonteCarlo") == "mc"
+    assert trained["noise"].arm("K3Loss") is None
 
 
-def test_an_arm_with_prefix_rewards_is_not_that_of_its_estimator():
-    assert TRAINED["smollm2_samples"].arm("RaoBlackwellControlVariate") is None
-    assert TRAINED["smollm2_reviews"].arm("RaoBlackwellControlVariate") == "combination"
+def test_an_arm_with_prefix_rewards_is_not_that_of_its_estimator(trained):
+    assert trained["smollm2_samples"].arm("RaoBlackwellControlVariate") is None
+    assert trained["smollm2_reviews"].arm("RaoBlackwellControlVariate") == "combination"
