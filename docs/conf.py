@@ -27,6 +27,8 @@ extensions = [
 root_doc = "docs/index"
 # Pages link to the ledger, the evidence and the reports beside this folder as they do in the repository
 include_patterns = ["docs/**", "replication/**/*.md", "tests/security.md", "*.md"]
+# Folders of thousands of files, in which pages need not be looked for
+exclude_patterns = [".*", "runs", "site"]
 html_theme = "furo"
 html_title = f"lit_klrb {release}"
 html_theme_options = {"source_directory": "docs/"}

@@ -1,11 +1,12 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
 
+import copy
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import yaml
@@ -63,6 +64,9 @@ MAX_SEED = 2**32
 class LitCLI(LightningCLI):
     """LightningCLI with modules and data by class name, a run directory, and the KL plug-in under `kl`."""
 
+    # The parser of each command, and the arguments of the trainer's method
+    parsers: ClassVar[dict[str, tuple[LightningArgumentParser, list[str]]]] = {}
+
     def __init__(self, args: Sequence[str]) -> None:
         # The id of the run to resume, "" if its checkpoint has none; None for a new run.
         self.resumed: str | None = None
@@ -92,6 +96,24 @@ class LitCLI(LightningCLI):
         """Only the command that is run, as building the parser of each command takes time."""
         every = LightningCLI.subcommands()
         return {self._command: every[self._command]} if self._command in every else every
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        """Built once per process: the check of a plan parses many command lines."""
+        if subcommand not in self.parsers:
+            parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+            self.parsers[subcommand] = parser, self._subcommand_method_arguments[subcommand]
+        parser, self._subcommand_method_arguments[subcommand] = self.parsers[subcommand]
+        return copy.copy(parser)  # which is told its parent, and with it this run
+
+    def _dump_config(self) -> None:
+        """Convert the settings to hyperparameters without another check of their types, which takes time."""
+        if not hasattr(self, "config_dump"):
+            text = self.parser.dump(
+                self.config, skip_link_targets=False, skip_none=False, skip_validation=True
+            )
+            self.config_dump = yaml.load(text, yaml.CSafeLoader)[self.config.subcommand]
 
     @property
     def settings(self) -> dict[str, Any]:
