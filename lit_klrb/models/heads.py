@@ -1,6 +1,7 @@
 """Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
 from contextlib import ExitStack
+from copy import copy
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lit_klrb.distributed import whole
 from lit_klrb.models import trials
@@ -30,7 +31,7 @@ LEAST, SPARED = 8, 0.1
 MOST = 4
 # Products with a weight that each further part must spare, as a pass through a small model takes as long for
 # few rows as for many.
-WORTH = 1e8
+WORTH = 5e7
 
 
 class SplitModel(NamedTuple):
@@ -73,7 +74,8 @@ class SplitModel(NamedTuple):
             if not whole_passes:
                 faster.enter_context(fast_autocast(self.backbone))
                 faster.enter_context(quick_layers(self.backbone))
-            states = [self._read(rollout.part(*part), self.caches and not whole_passes) for part in parts]
+            prompts = self._prompts(rollout) if self.caches and not whole_passes else None
+            states = [self._read(rollout.part(*part), prompts, part[0]) for part in parts]
         dtype = self.head.weight.dtype
         if dtype.itemsize < states[0].dtype.itemsize:
             # Some architectures add up states in float32 beside weights of 16 bits, and round before the head
@@ -83,18 +85,35 @@ class SplitModel(NamedTuple):
         whole_states = torch.cat([pad(state, (0, 0, 0, width - state.shape[1])) for state in states])
         return whole_states[torch.cat([rows for rows, _ in parts]).argsort()]
 
-    def _read(self, rollout: Rollout, caches: bool) -> Tensor:
-        """Hidden states of sequences that are read together, shape [B, T, D]."""
-        length = rollout.mask.shape[1]
+    def _prompts(self, rollout: Rollout) -> tuple[DynamicCache, Tensor] | None:
+        """Keys and values of distinct prompts, and which one each row has; None if all are distinct."""
         # The last token of a prompt predicts the first of the completion
-        prefix = rollout.tokens.shape[1] - length - 1
-        if caches and prefix > 0:
-            masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
-            prompts, rows = masked.unique(dim=0, return_inverse=True)
-            if len(prompts) < len(rows):
-                return self._continued(rollout, prompts, rows)
+        prefix = rollout.tokens.shape[1] - rollout.mask.shape[1] - 1
+        if prefix < 1:
+            return None
+        masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
+        prompts, rows = masked.unique(dim=0, return_inverse=True)
+        if len(prompts) == len(rows):
+            return None
+        cache, (tokens, mask) = key_value_cache(self.backbone), prompts.unbind(1)
+        read = {"input_ids": tokens, "attention_mask": mask, "position_ids": position_ids(mask)}
+        self.backbone(**read, **continuing(self.model, cache))
+        return cache, rows
+
+    def _read(self, rollout: Rollout, prompts: tuple[DynamicCache, Tensor] | None, part: Tensor) -> Tensor:
+        """Hidden states of sequences that are read together, those of `part`, shape [B, T, D]."""
+        length, inputs = rollout.mask.shape[1], model_inputs(rollout)
         run = getattr(self.model, RUN_BACKBONE, self.backbone)
-        hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
+        if prompts is not None:
+            read, rows = prompts
+            cache = copy(read)  # each part goes on from the same keys and values
+            cache.layers = [copy(layer) for layer in read.layers]
+            cache.reorder_cache(rows[part])  # type: ignore[arg-type]
+            for name in ("input_ids", "position_ids"):
+                inputs[name] = inputs[name][:, -length:]
+            inputs |= continuing(self.model, cache)
+            run = self.backbone
+        hidden: Tensor = run(**inputs).last_hidden_state
         return hidden[:, -length:]
 
     def head_weights(self, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
@@ -106,19 +125,6 @@ class SplitModel(NamedTuple):
         if rows is None:
             return weights
         return weights[0][:rows], None if weights[1] is None else weights[1][:rows]
-
-    def _continued(self, rollout: Rollout, prompts: Tensor, rows: Tensor) -> Tensor:
-        """Hidden states of the completions, from those of distinct prompts."""
-        cache, (tokens, mask) = key_value_cache(self.backbone), prompts.unbind(1)
-        read = {"input_ids": tokens, "attention_mask": mask, "position_ids": position_ids(mask)}
-        self.backbone(**read, **continuing(self.model, cache))
-        cache.reorder_cache(rows)  # type: ignore[arg-type]
-        inputs = model_inputs(rollout)
-        for name in ("input_ids", "position_ids"):
-            inputs[name] = inputs[name][:, tokens.shape[1] :]
-        inputs |= continuing(self.model, cache)
-        hidden: Tensor = self.backbone(**inputs).last_hidden_state
-        return hidden
 
 
 def by_length(rollout: Rollout, most: int, weights: int) -> list[tuple[Tensor, int]]:

@@ -184,7 +184,7 @@ def test_a_head_with_something_on_it_is_not_split():
     assert split_model(model) is None
 
 
-def test_rows_of_similar_length_are_read_together_with_the_same_states_and_gradients(monkeypatch):
+def test_rows_of_similar_length_are_read_together_after_prompts_that_are_read_once(monkeypatch):
     model = (
         AutoModelForCausalLM.from_config(
             AutoConfig.for_model("gpt2", **SMALL, n_layer=2, n_embd=16, n_head=2, n_positions=32)
@@ -195,9 +195,11 @@ def test_rows_of_similar_length_are_read_together_with_the_same_states_and_gradi
     lengths = torch.tensor([12, 1, 2, 7, 3, 3, 1, 2] * 4)
     mask = torch.arange(12) < lengths[:, None]
     tokens = torch.randint(50, (32, 15), generator=torch.Generator().manual_seed(0))
+    tokens[:, :3] = tokens[:8, :3].repeat(4, 1)
     rollout = Rollout(tokens, torch.cat([torch.ones(32, 3, dtype=torch.bool), mask], 1), mask)
     split = split_model(model)
-    found = []
+    found, read = [], []
+    split.backbone.register_forward_hook(lambda model, inputs, states: read.append(states[0].shape[:2]))
     # 7,000 weights spare too little by any further part
     assert len(heads.by_length(rollout, heads.MOST, split.weights)) == 1
     monkeypatch.setattr(heads, "WORTH", 1e5)
@@ -208,6 +210,8 @@ def test_rows_of_similar_length_are_read_together_with_the_same_states_and_gradi
         assert sorted(torch.cat([rows for rows, _ in parts]).tolist()) == [*range(32)]
         assert all(length == lengths[rows].max() or most == 1 for rows, length in parts)
         states = split.hidden_states(rollout)[mask]
+        assert read == [(8, 2), *((len(rows), length) for rows, length in parts)]
+        read.clear()
         model.zero_grad()
         states.square().sum().backward()
         found.append((states.detach(), *(weight.grad.clone() for weight in split.backbone.parameters())))
