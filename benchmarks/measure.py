@@ -95,11 +95,15 @@ def matrix_product_rate(dtype: torch.dtype, rounds: int = 20) -> float:
 
 def machine(packages: list[str]) -> str:
     """One line with processor, threads, load and versions."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     return (
         f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
-        f"load {os.getloadavg()[0]:.1f} at the start; {versions}"
+        f"load {os.getloadavg()[0]:.1f} at the start; {software(packages)}"
     )
+
+
+def software(packages: list[str]) -> str:
+    """Versions of packages."""
+    return ", ".join(f"{name} {_version(name)}" for name in packages)
 
 
 def _version(package: str) -> str:

@@ -1,228 +1,164 @@
-"""Training steps, compared with TRL's."""
+"""Training steps beside TRL's: what is timed, and the results of each machine."""
 
 import functools
-import itertools
+import json
+import os
+import re
 import statistics
-import sys
 import tempfile
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from lit_klrb.files import write_atomically
+from lit_klrb.run.machine import processor
+
 from . import floor, step_case as case
-from .measure import in_own_process, machine, matrix_product_rate, peak_megabytes
-from .table import markdown, number, spread
+from .measure import matrix_product_rate, software
+from .turns import Training, take_turns
 
 PACKAGES = ["torch", "transformers", "trl", "lightning"]
-HEADING = """### {title}
+# Cycles that count, after those in which memory is first used
+ROUNDS, WARM_UP = 5, 1
+FOLDER = Path(__file__).parents[1] / "replication" / "evidence" / "steps"
+LORA = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 
-`python -m benchmarks {key}` on {machine}.
 
-"""
+class Trainer(NamedTuple):
+    """A function of `step_runs` with its options."""
 
-
-class Variant(NamedTuple):
-    """A trainer on a task; `function` returns the time of a cycle and the shares of its stages."""
-
-    label: str
     function: str
     options: dict[str, object]
 
-    def run(self, task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
-        """Train for a number of cycles."""
+    def on(self, task: case.Task) -> Training:
+        """Its training on a task."""
         from . import step_runs  # TRL takes seconds to import, and may not be installed
 
-        found: tuple[float, dict[str, float]] = getattr(step_runs, self.function)(
-            task, cycles=cycles, **self.options
-        )
-        return found
+        return functools.partial(getattr(step_runs, self.function), task, **self.options)
 
 
-def _rloo(name: str, function: str, inner_epochs: int, **options: object) -> Variant:
-    label = f"RLOO, {inner_epochs} inner step{'s' * (inner_epochs > 1)}: {name}"
-    return Variant(label, function, {"inner_epochs": inner_epochs, **options})
+class Work(NamedTuple):
+    """Two trainers that do the same; the time of the first is divided by that of the second.
 
-
-class Comparison(NamedTuple):
-    """Variants that take turns, each training some cycles, of which the last is counted.
-
-    The time of each is divided by that of the later ones; bar and goal are for every such ratio.
+    Args:
+        title: What is done, with which model and precision.
+        ours: A trainer of this package.
+        other: TRL's, or ours with another estimator.
+        goal: Of the ratio.
+        task: Model and data; a tiny model is written to the folder.
+        inner_epochs: Passes with gradients over each rollout; None for work on given pairs.
     """
 
     title: str
-    variants: list[Variant]
-    bar: str
-    goal: str
-    cycles: int
-    task: Callable[[Path], case.Task] = case.tiny
-    rounds: int = 8
+    ours: Trainer
+    other: Trainer
+    goal: float
+    task: Callable[[Path], case.Task]
+    inner_epochs: int | None = None
+
+    def operations(self, task: case.Task) -> float:
+        """Of the products with weights in a cycle."""
+        if self.inner_epochs is not None:
+            return task.operations(self.inner_epochs)
+        return task.pair_operations(whole=self.ours.function == "our_sft")
 
 
-def _against_trl(inner_epochs: int, cycles: int) -> Comparison:
-    steps = "one inner step" if inner_epochs == 1 else f"{inner_epochs} inner steps"
-    variants = _ours_and_trl(inner_epochs, "RaoBlackwell")
-    return Comparison(f"RLOO with {steps}, and TRL", variants, "0.45", "0.40", cycles)
-
-
-def _ours_and_trl(inner_epochs: int, estimator: str) -> list[Variant]:
-    return [
-        _rloo(f"**ours, `{estimator}`**", "our_rloo", inner_epochs, estimator=estimator),
-        _rloo("TRL `RLOOTrainer`", "trl_rloo", inner_epochs),
-    ]
-
-
-def _on_smollm2(precision: str, inner_epochs: int, lora: bool = False) -> Comparison:
-    variants = _ours_and_trl(inner_epochs, "RaoBlackwellControlVariate")
-    trained = "LoRA" if lora else "all weights"
-    title = (
-        f"SmolLM2-135M, {trained}, {precision}, {inner_epochs} inner step{'s' * (inner_epochs > 1)}, and TRL"
-    )
-    settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"} if lora else None
-    task = functools.partial(_smollm2, precision, settings)
-    return Comparison(title, variants, "0.8", "0.6", 3, task, rounds=5)
-
-
-def _other(work: str, model: str, size: int, task: Callable[[Path], case.Task], rounds: int) -> Comparison:
-    *goals, variants = OTHERS[work]
-    return Comparison(f"{work}, {model}, and TRL", variants, "0.8", goals[size], 3, task, rounds)
-
-
-def _smollm2(precision: str, lora: dict[str, object] | None, folder: Path) -> case.Task:
+def _smollm2(precision: str, lora: dict[str, object] | None, _: Path) -> case.Task:
     return case.smollm2(precision, lora)
 
 
-# Goals with the tiny model and with SmolLM2, and variants
-OTHERS: dict[str, tuple[str, str, list[Variant]]] = {
-    "dpo": (
-        "0.30",
-        "0.50",
-        [
-            Variant("DPO: **ours**", "our_dpo", {}),
-            Variant("DPO: TRL `DPOTrainer`, reference taken before", "trl_dpo", {"precompute": True}),
-            Variant("DPO: TRL `DPOTrainer`", "trl_dpo", {"precompute": False}),
-        ],
+TINY = case.tiny
+FP32, BF16, ADAPTED = (
+    functools.partial(_smollm2, precision, lora)
+    for precision, lora in (("32-true", None), ("bf16-mixed", None), ("bf16-mixed", LORA))
+)
+
+
+def _ours(estimator: str, inner_epochs: int) -> Trainer:
+    return Trainer("our_rloo", {"estimator": estimator, "inner_epochs": inner_epochs})
+
+
+def _rloo(title: str, goal: float, task: Callable[[Path], case.Task], inner_epochs: int = 1) -> Work:
+    theirs = Trainer("trl_rloo", {"inner_epochs": inner_epochs})
+    return Work(title, _ours("RaoBlackwellControlVariate", inner_epochs), theirs, goal, task, inner_epochs)
+
+
+def _other(title: str, work: str, goal: float, task: Callable[[Path], case.Task]) -> Work:
+    trainers = Trainer(f"our_{work}", {}), Trainer(f"trl_{work}", {})
+    return Work(title, *trainers, goal, task, 1 if work == "distill" else None)
+
+
+WORKS = {
+    "rloo": _rloo("RLOO, tiny GPT-2", 0.40, TINY),
+    "rloo-4": _rloo("RLOO with four inner steps, tiny GPT-2", 0.40, TINY, 4),
+    "dpo": _other("DPO, tiny GPT-2", "dpo", 0.30, TINY),
+    "sft": _other("SFT, tiny GPT-2", "sft", 0.40, TINY),
+    "distill": _other("distillation, tiny GPT-2", "distill", 0.40, TINY),
+    "estimators": Work(
+        "`RaoBlackwellControlVariate` and `MonteCarlo` in RLOO, tiny GPT-2",
+        _ours("RaoBlackwellControlVariate", 1),
+        _ours("MonteCarlo", 1),
+        1.02,
+        TINY,
+        1,
     ),
-    "sft": (
-        "0.40",
-        "0.60",
-        [
-            Variant("SFT: **ours**", "our_sft", {}),
-            Variant("SFT: TRL `SFTTrainer`", "trl_sft", {}),
-        ],
-    ),
-    "distill": (
-        "0.40",
-        "0.35",
-        [
-            Variant("distillation: **ours**", "our_distill", {}),
-            Variant("distillation: TRL `DistillationTrainer`", "trl_distill", {}),
-        ],
-    ),
-}
-ESTIMATORS = ["RaoBlackwellControlVariate", "TiltedRaoBlackwell", "RaoBlackwell", "MonteCarlo"]
-COMPARISONS = {
-    "step-1": _against_trl(1, cycles=3),
-    "step-4": _against_trl(4, cycles=2),
-    "step-estimators": Comparison(
-        "RLOO with one inner step, estimators",
-        [_rloo(f"`{name}`", "our_rloo", 1, estimator=name) for name in ESTIMATORS],
-        "1.05",
-        "1.02",
-        cycles=3,
-    ),
-    **{f"step-{work}": _other(work, "tiny GPT-2", 0, case.tiny, 8) for work in OTHERS},
-    **{
-        f"smollm2-bf16-{work}": _other(
-            work, "SmolLM2-135M, bf16-mixed", 1, functools.partial(_smollm2, "bf16-mixed", None), 5
-        )
-        for work in OTHERS
-    },
-    **{
-        f"smollm2-{name}-{steps}{'-lora' * lora}": _on_smollm2(precision, steps, lora)
-        for name, precision in (("fp32", "32-true"), ("bf16", "bf16-mixed"))
-        for steps in (1, 4)
-        for lora in (False, True)
-    },
+    "smollm2-fp32": _rloo("RLOO, SmolLM2, float32", 0.50, FP32),
+    "smollm2-bf16": _rloo("RLOO, SmolLM2, bfloat16", 0.35, BF16),
+    "smollm2-lora": _rloo("RLOO, SmolLM2, bfloat16, LoRA", 0.45, ADAPTED),
+    "smollm2-dpo": _other("DPO, SmolLM2, bfloat16", "dpo", 0.50, BF16),
+    "smollm2-sft": _other("SFT, SmolLM2, bfloat16", "sft", 0.60, BF16),
+    "smollm2-distill": _other("distillation, SmolLM2, bfloat16", "distill", 0.35, BF16),
 }
 
 
-def memory(task: case.Task, key: str, index: int) -> float:
-    """Peak memory of a variant, in MB; run in a separate process."""
-    warnings.simplefilter("ignore")
-    variant = COMPARISONS[key].variants[index]
-    return peak_megabytes(lambda: None, lambda: variant.run(task, cycles=2))
-
-
-def take_turns(
-    comparison: Comparison, task: case.Task, rounds: int
-) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
-    """Times of a cycle of all variants in all rounds, and the shares in the last round."""
-    times: dict[str, list[float]] = {variant.label: [] for variant in comparison.variants}
-    shares: dict[str, dict[str, float]] = {}
-    for number_ in range(rounds):
-        for variant in comparison.variants:
-            print(f"round {number_ + 1} of {rounds}: {variant.label}", file=sys.stderr)
-            seconds, shares[variant.label] = variant.run(task, comparison.cycles)
-            times[variant.label].append(seconds)
-    return times, shares
-
-
-def tables(
-    comparison: Comparison,
-    task: case.Task,
-    times: dict[str, list[float]],
-    shares: dict[str, dict[str, float]],
-    peaks: dict[str, float],
-) -> str:
-    """Tables of seconds, tokens per second, shares and memory, and of the ratios."""
-    rows = []
-    fastest = matrix_product_rate(task.dtype)
-    # Cycles of the products alone; only TRL has the head in the precision of the rest
-    alone = {
-        epochs: [floor.seconds(task, epochs, head) for head in (task.dtype, torch.float32)]
-        for epochs in {variant.options.get("inner_epochs") for variant in comparison.variants}
-        if isinstance(epochs, int)
-    }
-    for variant in comparison.variants:
-        seconds, parts = statistics.median(times[variant.label]), shares[variant.label]
-        stages = [f"{parts[stage]:.0%}" if parts else "–" for stage in ("generate", "statistics", "update")]
-        inner_epochs = variant.options.get("inner_epochs")
-        of_peak = ["–"] * 3
-        if isinstance(inner_epochs, int):
-            ideal = task.operations(inner_epochs) / fastest
-            of_peak = [f"{ideal / spent:.0%}" for spent in (seconds, *alone[inner_epochs])]
-        cells = [number(seconds), number(task.tokens / seconds), *stages, *of_peak]
-        rows.append([variant.label, *cells, number(peaks.get(variant.label))])
-    header = ["variant", "seconds", "tokens/s", "generate", "statistics", "update"]
-    header += ["of peak", "floor", "floor, float32 head", "extra MB"]
-    ratios = [
-        [f"{one} / {other.split(': ')[1]}", comparison.bar, comparison.goal, spread(times, one, other)]
-        for one, other in itertools.combinations(times, 2)
-        if "TRL" not in one
-    ]
-    return (
-        f"The fastest product of two large matrices: {fastest / 1e9:.0f} GFLOP/s, {task.precision}.\n\n"
-        + markdown(header, rows)
-        + "\n\n"
-        + markdown(["ratio", "bar", "goal", "measured"], ratios)
-    )
-
-
-def report(key: str, quick: bool) -> str:
-    """The part of the document about one comparison."""
-    warnings.simplefilter("ignore")
-    comparison = COMPARISONS[key]
-    text = HEADING.format(title=comparison.title, key=key, machine=machine(PACKAGES))
+def measure(key: str, rounds: int) -> dict[str, Any] | None:
+    """Seconds of both trainers' cycles, and of the products alone; None without the model."""
+    work = WORKS[key]
     with tempfile.TemporaryDirectory() as name:
-        task = comparison.task(Path(name))
+        task = work.task(Path(name))
         if not task.folder.exists():
-            return f"{text}Not measured: {task.folder} does not exist; `make chat` makes it.\n"
-        times, shares = take_turns(comparison, task, 1 if quick else comparison.rounds)
-        peaks = {}
-        if not quick:
-            for index, variant in enumerate(comparison.variants):
-                peaks[variant.label] = in_own_process(memory, task, key, index)
-        return text + tables(comparison, task, times, shares, peaks)
+            return None
+        load, peak = os.getloadavg()[0], matrix_product_rate(task.dtype)
+        trainings = [trainer.on(task) for trainer in (work.ours, work.other)]
+        ours, other = take_turns(trainings, WARM_UP + rounds)
+        found = {
+            "load": load,
+            "threads": torch.get_num_threads(),
+            "software": software(PACKAGES),
+            "precision": task.precision,
+            "peak": peak,
+            "ours": ours.seconds[WARM_UP:],
+            "other": other.seconds[WARM_UP:],
+            "megabytes": [ours.megabytes, other.megabytes],
+            "shares": ours.shares,
+            "operations": work.operations(task),
+        }
+        if work.inner_epochs is not None:
+            # Outside sampling, the head is in float32
+            found["products"] = floor.seconds(task, work.inner_epochs, torch.float32)
+        return found
+
+
+def store(key: str, found: Mapping[str, Any]) -> None:
+    """Keep what was measured on this machine, in the file of its processor."""
+    path = FOLDER / ("-".join(re.findall(r"[\w.]+", processor().lower())) + ".json")
+    machine = (
+        json.loads(path.read_text("utf-8")) if path.exists() else {"processor": processor(), "works": {}}
+    )
+    machine["works"][key] = found
+    write_atomically(path, json.dumps(machine, indent=1) + "\n")
+
+
+def ratio(found: Mapping[str, Any]) -> str:
+    """The median of the rounds' ratios, with the least and the most.
+
+    Example:
+        >>> ratio({"ours": [1.0, 2.0, 2.0], "other": [4.0, 4.0, 5.0]})
+        '.40 (.25–.50)'
+    """
+    ratios = [a / b for a, b in zip(found["ours"], found["other"], strict=True)]
+    values = (statistics.median(ratios), min(ratios), max(ratios))
+    middle, least, most = (f"{value:.2f}".removeprefix("0") for value in values)
+    return f"{middle} ({least}–{most})"

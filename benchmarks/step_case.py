@@ -117,13 +117,25 @@ class Task(NamedTuple):
         A pass reads each prompt and each completion once. There are one to sample, one of the reference and,
         per inner step, one of the policy with the gradients of inputs and, without an adapter, of weights.
         """
+        read = int(self.batch()["attention_mask"].sum()) + self.tokens
+        return self._operations(2 + inner_epochs * (3 if self.lora is None else 2), read, self.tokens)
+
+    def pair_operations(self, whole: bool) -> float:
+        """The same of a step on pairs, without a reference.
+
+        Args:
+            whole: Whether the tokens of prompts are trained on too; if not, each prompt is read once.
+        """
+        pairs = self.pair_batch()
+        read, tokens = int(pairs["attention_mask"].sum()), int(pairs["mask"].sum())
+        return self._operations(3, read, read) if whole else self._operations(3, (read + tokens) // 2, tokens)
+
+    def _operations(self, passes: int, read: int, predicted: int) -> float:
         model = AutoModelForCausalLM.from_pretrained(self.folder)
         head = model.get_output_embeddings().weight.numel()
         blocks = sum(w.numel() for w in model.base_model.parameters() if w.ndim == 2)
         blocks -= model.get_input_embeddings().weight.numel()
-        read = int(self.batch()["attention_mask"].sum()) + self.tokens
-        passes = 2 + inner_epochs * (3 if self.lora is None else 2)
-        return 2.0 * passes * (blocks * read + head * self.tokens)
+        return 2.0 * passes * (blocks * read + head * predicted)
 
 
 def tiny(folder: Path) -> Task:

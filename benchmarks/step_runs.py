@@ -1,4 +1,4 @@
-"""Training cycles of this package and of TRL, of which the last is timed."""
+"""Training cycles of this package and of TRL; each function returns the shares of its stages."""
 
 import tempfile
 from typing import Any
@@ -24,32 +24,18 @@ from trl import (
 import lit_klrb.estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.modules import DistillModule, DPOModule, RLOOModule, SFTModule
-from replication.studies.model_pairs import now
 
 from . import step_case as case
 from .measure import DEVICE
 from .throughput import RolloutThroughput
+from .turns import Clock
 
 
-class Clock:
-    """Records the end of each step."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def tick(self, *_: Any, **__: Any) -> None:
-        """Record the end of a step."""
-        self.ends.append(now())
-
-    def seconds(self, steps: int) -> float:
-        """Time of the last cycle with a number of steps; in the second, memory is still first used."""
-        return self.ends[-1] - self.ends[-1 - steps]
-
-    def in_trl(self) -> TrainerCallback:
-        """A callback for TRL's trainer."""
-        callback = TrainerCallback()
-        callback.on_step_end = self.tick  # type: ignore[method-assign]
-        return callback
+def _in_trl(clock: Clock, steps: int = 1) -> list[TrainerCallback]:
+    """Callbacks of TRL's trainer."""
+    callback = TrainerCallback()
+    callback.on_step_end = lambda *_, **__: clock.tick(steps)  # type: ignore[method-assign]
+    return [callback]
 
 
 class ShareLogger(DummyLogger):
@@ -76,17 +62,23 @@ class Batches(L.LightningDataModule):
 
 
 def _fit(
-    task: case.Task, module: L.LightningModule, batch: dict[str, Any], steps: int, *callbacks: L.Callback
-) -> ShareLogger:
+    task: case.Task,
+    module: L.LightningModule,
+    batch: dict[str, Any],
+    clock: Clock,
+    cycles: int,
+    *callbacks: L.Callback,
+    steps: int = 1,
+) -> dict[str, float]:
     logger = ShareLogger()
     trainer = L.Trainer(
         accelerator="auto",
         devices=1,
         deterministic=DEVICE.type == "cuda",  # as on the command line
         precision=task.precision,  # type: ignore[arg-type]
-        max_steps=steps,
+        max_steps=cycles * steps,
         logger=logger,
-        callbacks=list(callbacks),
+        callbacks=[*callbacks, LambdaCallback(on_train_batch_end=lambda *_: clock.tick(steps))],
         gradient_clip_val=1.0,
         limit_val_batches=0,
         enable_checkpointing=False,
@@ -94,13 +86,13 @@ def _fit(
         enable_model_summary=False,
     )
     trainer.fit(module, datamodule=Batches(batch))
-    return logger
+    return logger.shares
 
 
 def our_rloo(
-    task: case.Task, estimator: str, inner_epochs: int, cycles: int
-) -> tuple[float, dict[str, float]]:
-    """Time of a cycle of `RLOOModule`, and the shares of its stages."""
+    task: case.Task, clock: Clock, cycles: int, estimator: str, inner_epochs: int
+) -> dict[str, float]:
+    """Cycles of `RLOOModule`."""
     plug = getattr(lit_klrb.estimators, estimator)(off_policy="clip", clip_range=case.CLIP_RANGE)
     module = RLOOModule(
         policy_path=str(task.folder),
@@ -113,35 +105,25 @@ def our_rloo(
         inner_epochs=inner_epochs,
         learning_rate=case.LEARNING_RATE,
     )
-    clock = Clock()
-    callbacks = (
-        KLEstimatorCallback(plug, beta=case.BETA),
-        RolloutThroughput(),
-        LambdaCallback(on_train_batch_end=clock.tick),
-    )
-    logger = _fit(task, module, task.batch(), cycles * inner_epochs, *callbacks)
-    return clock.seconds(inner_epochs), logger.shares
+    callbacks = KLEstimatorCallback(plug, beta=case.BETA), RolloutThroughput()
+    return _fit(task, module, task.batch(), clock, cycles, *callbacks, steps=inner_epochs)
 
 
-def our_dpo(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of `DPOModule`; the reference's log-probabilities are in the batch."""
+def our_dpo(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
+    """Steps of `DPOModule`; the reference's log-probabilities are in the batch."""
     module = DPOModule(reference_path=str(task.folder), learning_rate=case.LEARNING_RATE)
-    clock = Clock()
-    _fit(task, module, task.pair_batch(), cycles, LambdaCallback(on_train_batch_end=clock.tick))
-    return clock.seconds(1), {}
+    return _fit(task, module, task.pair_batch(), clock, cycles)
 
 
-def our_sft(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of `SFTModule` on prompts with answers, of which all tokens are trained on."""
+def our_sft(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
+    """Steps of `SFTModule` on prompts with answers, of which all tokens are trained on."""
     module = SFTModule(policy_path=str(task.folder), learning_rate=case.LEARNING_RATE)
-    clock, pairs = Clock(), task.pair_batch()
-    batch = {name: pairs[name] for name in ("tokens", "attention_mask")}
-    _fit(task, module, batch, cycles, LambdaCallback(on_train_batch_end=clock.tick))
-    return clock.seconds(1), {}
+    pairs = task.pair_batch()
+    return _fit(task, module, {name: pairs[name] for name in ("tokens", "attention_mask")}, clock, cycles)
 
 
-def our_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of `DistillModule` with the loss per token that TRL has, and shares of its stages."""
+def our_distill(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
+    """Steps of `DistillModule` with the loss per token that TRL has."""
     module = DistillModule(
         policy_path=str(task.folder),
         reference_path=str(task.folder),
@@ -150,14 +132,8 @@ def our_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
         stop_at_eos=False,
         learning_rate=case.LEARNING_RATE,
     )
-    clock = Clock()
-    callbacks = (
-        KLEstimatorCallback(lit_klrb.estimators.RaoBlackwellLoss(allow_biased=True)),
-        RolloutThroughput(),
-        LambdaCallback(on_train_batch_end=clock.tick),
-    )
-    logger = _fit(task, module, task.batch(), cycles, *callbacks)
-    return clock.seconds(1), logger.shares
+    plug = KLEstimatorCallback(lit_klrb.estimators.RaoBlackwellLoss(allow_biased=True))
+    return _fit(task, module, task.batch(), clock, cycles, plug, RolloutThroughput())
 
 
 def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[str, Any]:
@@ -176,9 +152,8 @@ def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[s
     }
 
 
-def trl_rloo(task: case.Task, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a cycle of TRL's `RLOOTrainer`."""
-    clock = Clock()
+def trl_rloo(task: case.Task, clock: Clock, cycles: int, inner_epochs: int) -> dict[str, float]:
+    """Cycles of TRL's `RLOOTrainer`."""
     with tempfile.TemporaryDirectory() as output:
         trainer = RLOOTrainer(
             model=str(task.folder),
@@ -197,17 +172,16 @@ def trl_rloo(task: case.Task, inner_epochs: int, cycles: int) -> tuple[float, di
                 epsilon=case.CLIP_RANGE,
                 steps_per_generation=1,
             ),
-            callbacks=[clock.in_trl()],
+            callbacks=_in_trl(clock, inner_epochs),
         )
         trainer.train()
-    return clock.seconds(inner_epochs), {}
+    return {}
 
 
-def trl_dpo(task: case.Task, precompute: bool, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of TRL's `DPOTrainer`, with the reference's pass within it or before training."""
+def trl_dpo(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
+    """Steps of TRL's `DPOTrainer`, with the reference's log-probabilities taken before training."""
     names, rows = ("prompt", "chosen", "rejected"), task.pairs() * cycles
     columns = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         trainer = DPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(task.folder),
@@ -216,34 +190,32 @@ def trl_dpo(task: case.Task, precompute: bool, cycles: int) -> tuple[float, dict
             args=DPOConfig(
                 **_common(task, output, task.sequences // 2, cycles),
                 disable_dropout=True,
-                precompute_ref_log_probs=precompute,
+                precompute_ref_log_probs=True,
             ),
-            callbacks=[clock.in_trl()],
+            callbacks=_in_trl(clock),
         )
         trainer.train()
-    return clock.seconds(1), {}
+    return {}
 
 
-def trl_sft(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of TRL's `SFTTrainer` on the same texts."""
+def trl_sft(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
+    """Steps of TRL's `SFTTrainer` on the same texts."""
     texts = [prompt + answer for prompt, *pair in task.pairs() for answer in pair] * cycles
-    clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         trainer = SFTTrainer(
             model=AutoModelForCausalLM.from_pretrained(task.folder),
             processing_class=AutoTokenizer.from_pretrained(task.folder),
             train_dataset=Dataset.from_dict({"text": texts}),
             args=SFTConfig(**_common(task, output, task.sequences, cycles)),
-            callbacks=[clock.in_trl()],
+            callbacks=_in_trl(clock),
         )
         trainer.train()
-    return clock.seconds(1), {}
+    return {}
 
 
-def trl_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of TRL's `DistillationTrainer` with the reverse KL of each token."""
+def trl_distill(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
+    """Steps of TRL's `DistillationTrainer` with the reverse KL of each token."""
     prompts = [*task.prompts] * task.completions_per_prompt * cycles
-    clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         trainer = DistillationTrainer(
             model=str(task.folder),
@@ -257,7 +229,7 @@ def trl_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
                 max_completion_length=task.completion_tokens,
                 generation_kwargs={"min_new_tokens": task.completion_tokens},
             ),
-            callbacks=[clock.in_trl()],
+            callbacks=_in_trl(clock),
         )
         trainer.train()
-    return clock.seconds(1), {}
+    return {}
