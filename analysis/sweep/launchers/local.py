@@ -64,11 +64,15 @@ class LocalLauncher:
         """The launcher of a sweep; as many cells at the same time as there are cores for, by default."""
         return cls(options.workers or places(options.threads), options.threads, options.module)
 
+    def start(self) -> None:
+        """Start the server, which imports the libraries meanwhile; otherwise `submit` does."""
+        forkserver.ensure_running()
+
     def submit(self, job: Job) -> None:
         """Start a job; the first one waits for the imports."""
         process = self._context.Process(target=run_job, args=(job,))
         try:
-            forkserver.ensure_running()
+            self.start()
             with _undisturbed():
                 process.start()
         except EOFError:
