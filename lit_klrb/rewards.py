@@ -40,7 +40,10 @@ TRIAL = ("a", "a film", "a film that I saw")
 
 
 class Reward(Protocol):
-    """Scores complete texts, which are prompts with completions."""
+    """Scores complete texts, which are prompts with completions.
+
+    One with an attribute `reads_columns` that is false is called without columns, which take time to decode.
+    """
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """One finite score per text, float32, shape [B].
@@ -55,6 +58,8 @@ class Reward(Protocol):
 
 class GrammarReward:
     """Exact log odds that a text of the embedded world is positive, clipped."""
+
+    reads_columns = False
 
     def __init__(self) -> None:
         self.grammar = ReviewGrammar()
@@ -172,6 +177,7 @@ class TrainingReward:
 
     def __init__(self, reward: Reward, state: Callable[[], tuple[TrainerState, bool]]) -> None:
         self.reward, self.state = reward, state
+        self.reads_columns = getattr(reward, "reads_columns", True)
         self.logged: dict[str, list[float]] = {}
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
