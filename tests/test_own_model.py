@@ -27,11 +27,12 @@ SHORT = [
     *("--trainer.max_steps", "2", "--trainer.val_check_interval", "2"),
     *("--trainer.enable_progress_bar", "false"),
 ]
+SMALLER = {"--model.max_new_tokens": "4", "--model.policy_layers": "[0, 2]"}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with what the page says there is, and a Llama of as many layers as its model."""
+    """A folder with what the page says there is, and a Llama of three layers in place of its model's 30."""
     root = tmp_path_factory.mktemp("own")
     questions = root / QUESTIONS
     questions.mkdir(parents=True)
@@ -40,7 +41,7 @@ def place(tmp_path_factory):
         (questions / file.name).write_text("".join(file.read_text("utf-8").splitlines(True)[:8]))
     tokenizer = train_bpe(["What is a bridge?"], vocab_size=280)
     tokenizer.chat_template = TEMPLATE
-    model = llama(len(tokenizer), num_hidden_layers=30, max_position_embeddings=512)
+    model = llama(len(tokenizer), num_hidden_layers=3, max_position_embeddings=512)
     for part in (model, tokenizer):
         part.save_pretrained(root / MODEL)
     names = {"messages": "chats.jsonl", "chosen": "pairs.jsonl"}
@@ -57,7 +58,7 @@ def test_the_commands_run_in_this_order(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     for command in COMMANDS:
-        short = ["--model.max_new_tokens", "4"] * ("--model.max_new_tokens" in command)
+        short = [word for key, value in SMALLER.items() if key in command for word in (key, value)]
         given = [*command, *short, *(SHORT * (command[0] == "fit"))]
         assert main(given) == 0, (command, capsys.readouterr().err)
     sys.modules.pop("my_rewards")
@@ -67,5 +68,5 @@ def test_the_commands_run_in_this_order(place, monkeypatch, capsys):
     assert all(run["final"]["kl"] > 0 for name, run in runs.items() if name != "sft")
     assert load_model("policy_path", str(place / "model")).config.model_type == "llama"
     student = load_model("policy_path", str(place / "runs/own/distill/checkpoints/last.ckpt"))
-    assert student.config.num_hidden_layers == 12
+    assert student.config.num_hidden_layers == 2
     assert "KL(policy‖reference)" in capsys.readouterr().out

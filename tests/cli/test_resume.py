@@ -31,7 +31,7 @@ CASES = {
 CUTS = [
     # Each place within a rollout, which is trained on for four steps, and one in the last.
     *(("adaptive beta", batches, False) for batches in (2, 3, 4, 5, 9)),
-    *(("adaptive beta", batches, True) for batches in (3, 6, 9)),
+    ("adaptive beta", 3, True),
     *(("control variate", batches, False) for batches in (2, 5)),
     ("token values", 3, False),
     *(("accumulation", batches, False) for batches in (3, 4)),

@@ -12,7 +12,7 @@ import pytest
 from analysis.design.fingerprint import environment, import_closure
 
 ROOT = Path(__file__).parents[3]
-# A file -> the hashes that a line added to it changes
+# Files -> the hashes that a line added to each of them changes
 CHANGED = {
     "lit_klrb/estimators/recipe.py": "cell",
     "lit_klrb/callbacks/predictions.py": "cell",
@@ -21,14 +21,10 @@ CHANGED = {
     "analysis/stats/primary.py": "report",
     "analysis/report/templates/report.css": "report",
     "analysis/results/rules.py": "report",
-    "lit_klrb/cli/explain.py": "",
-    "lit_klrb/cli/kl.py": "",
-    "lit_klrb/cli/init.py": "",
-    "lit_klrb/cli/main.py": "",
-    "lit_klrb/comparison/measure.py": "",
-    "analysis/sweep/store.py": "",
+    "lit_klrb/cli/explain.py lit_klrb/cli/kl.py lit_klrb/cli/init.py lit_klrb/cli/main.py "
+    "lit_klrb/comparison/measure.py analysis/sweep/store.py": "",
 }
-# Prints, for each file named on the command line, the hashes that an added line changes
+# Prints, for the files of each argument, the hashes that an added line changes
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -42,13 +38,14 @@ def hashes():
     return {"cell": [cell.id for cell in cells], "report": code_version()["sources"]}
 
 before, changed = hashes(), {}
-for name in sys.argv[1:]:
-    path = Path(name)
-    source = path.read_text()
-    path.write_text(source + "\\nX = 1\\n")
+for names in sys.argv[1:]:
+    sources = {Path(name): Path(name).read_text() for name in names.split()}
+    for path, source in sources.items():
+        path.write_text(source + "\\nX = 1\\n")
     after = hashes()
-    changed[name] = " ".join(key for key in before if after[key] != before[key])
-    path.write_text(source)
+    changed[names] = " ".join(key for key in before if after[key] != before[key])
+    for path, source in sources.items():
+        path.write_text(source)
 assert hashes() == before
 print(json.dumps(changed))
 """
