@@ -135,7 +135,7 @@ class CompletionTable(EvaluationMonitor):
         """Print and write the table."""
         evaluation = evaluations[0]
         every = evaluation.completions_per_prompt  # one completion per prompt
-        texts = pl_module.pair.texts(evaluation.rollout.rows(slice(None, self.rows * every, every)))
+        texts = pl_module.pair.texts(evaluation.rollout)[::every][: self.rows]
         current = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
         first = self._first.setdefault(stage, current)
         rows = [[*before, *after] for before, after in zip(first, current, strict=False)]

@@ -64,15 +64,11 @@ class LocalLauncher:
         """The launcher of a sweep; as many cells at the same time as there are cores for, by default."""
         return cls(options.workers or places(options.threads), options.threads, options.module)
 
-    def start(self) -> None:
-        """Start the server, which imports the libraries meanwhile; otherwise `submit` does."""
-        forkserver.ensure_running()
-
     def submit(self, job: Job) -> None:
         """Start a job; the first one waits for the imports."""
         process = self._context.Process(target=run_job, args=(job,))
         try:
-            self.start()
+            forkserver.ensure_running()
             with _undisturbed():
                 process.start()
         except EOFError:
