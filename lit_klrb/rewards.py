@@ -40,10 +40,7 @@ TRIAL = ("a", "a film", "a film that I saw")
 
 
 class Reward(Protocol):
-    """Scores complete texts, which are prompts with completions.
-
-    One with an attribute `reads_columns` that is false is called without columns, which take time to decode.
-    """
+    """Scores complete texts, which are prompts with completions."""
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """One finite score per text, float32, shape [B].
@@ -58,8 +55,6 @@ class Reward(Protocol):
 
 class GrammarReward:
     """Exact log odds that a text of the embedded world is positive, clipped."""
-
-    reads_columns = False
 
     def __init__(self) -> None:
         self.grammar = ReviewGrammar()
@@ -177,7 +172,6 @@ class TrainingReward:
 
     def __init__(self, reward: Reward, state: Callable[[], tuple[TrainerState, bool]]) -> None:
         self.reward, self.state = reward, state
-        self.reads_columns = getattr(reward, "reads_columns", True)
         self.logged: dict[str, list[float]] = {}
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:

@@ -48,7 +48,7 @@ from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
-from lit_klrb.run.lightning_internals import log_in_place, say_before_kill
+from lit_klrb.run.lightning_internals import say_before_kill
 from lit_klrb.run.loggers import run_loggers, tell_loggers
 from lit_klrb.run.options import check_accelerator, check_training_options, prefer_determinism
 from lit_klrb.run.same_run import check_same_run, record, run_of
@@ -260,7 +260,6 @@ class LitCLI(LightningCLI):
                 own = run_loggers(self.directory.path, self.tensorboard)
                 self.trainer.loggers = [*own, *self.trainer.loggers]
                 tell_loggers(self.trainer.loggers, self.settings, self.directory)
-                log_in_place()
                 say_before_kill(lambda: error_line(f"{LOST}; {self._resume_hint()}"))
                 super()._run_subcommand(subcommand)
             except BaseException as error:

@@ -72,11 +72,11 @@ def quick_layers(model: nn.Module) -> Iterator[None]:
 
 
 def _quick(model: nn.Module) -> Iterator[tuple[Any, Product]]:
-    for layer in model.modules() if onednn_is_quicker() else ():
-        if not isinstance(layer, LINEAR) or type(layer) not in LINEAR or layer.weight.device.type != "cpu":
-            continue
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) in LINEAR]
+    for layer in layers if onednn_is_quicker() else ():
         weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
-        if weight.numel() >= LEAST_WEIGHTS and _precision(weight) == torch.float32:
+        large = weight.device.type == "cpu" and weight.numel() >= LEAST_WEIGHTS
+        if large and _precision(weight) == torch.float32:
             yield layer, partial(linear, weight=weight, bias=layer.bias)
 
 

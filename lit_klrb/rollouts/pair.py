@@ -226,9 +226,7 @@ class Pair:
 
     def rewards(self, reward: Callable[..., Tensor], rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
         """The reward of each sequence, shape [B]."""
-        columns = {}
-        if getattr(reward, "reads_columns", True):
-            columns = self.columns(rollout, batch)
-            pairs = zip(rollout.completions.cpu(), rollout.mask.cpu(), strict=True)
-            columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
+        columns = self.columns(rollout, batch)
+        pairs = zip(rollout.completions.cpu(), rollout.mask.cpu(), strict=True)
+        columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
         return reward(self.texts(rollout), columns).to(rollout.tokens.device)

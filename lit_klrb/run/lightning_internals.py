@@ -11,14 +11,11 @@ from typing import Any
 import lightning as L
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.trainer.states import TrainerFn
 
 # How Lightning ends the first process and those that it started when one of these has failed, and for how
 # many seconds the first may see and explain that itself.
 _KILL, _GRACE = _ChildProcessObserver._terminate_all, 5.0
-# How Lightning moves a metric to a device.
-_MOVE = _ResultMetric.to
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
@@ -52,16 +49,6 @@ def count_completed_batches(checkpoint: dict[str, Any]) -> None:
     """
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
     batches["ready"] = batches["completed"]
-
-
-def log_in_place() -> None:
-    """Move no metric to where it is: Lightning copies all of its settings for that whenever it is logged."""
-
-    def moved(metric: _ResultMetric, *place: Any, **settings: Any) -> _ResultMetric:
-        is_there = metric.is_tensor and place == (metric.value.device,)
-        return metric if is_there else _MOVE(metric, *place, **settings)
-
-    _ResultMetric.to = moved  # type: ignore[assignment, method-assign]
 
 
 def say_before_kill(line: Callable[[], str]) -> None:

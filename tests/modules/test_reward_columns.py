@@ -6,15 +6,12 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
-import torch
 from lightning import Trainer
 from written import write_splits
 
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.estimators import EstimatorMemory, MonteCarlo
 from lit_klrb.modules import DPOModule, RLOOModule
-from lit_klrb.reward_functions import TrainerState
-from lit_klrb.rewards import GrammarReward, TrainingReward
 from replication.studies import CheckpointPair, PairGradientNoiseStudy
 
 NOUNS = ("film", "movie", "thriller", "comedy", "drama", "plot", "cast", "acting")
@@ -87,17 +84,6 @@ def test_training_and_evaluation_give_each_completion_the_columns_of_its_prompt(
     batch = next(iter(data.val_dataloader()))
     evaluation = module.validation_step(batch, 0)["evaluation"]
     assert evaluation.rewards.tolist() == by_hand(module, evaluation.rollout, batch["rows"])
-
-
-def test_a_reward_that_reads_no_columns_is_given_none(chain, monkeypatch):
-    paths = {"policy_path": chain.checkpoint("dpo"), "reference_path": chain.checkpoint("sft")}
-    pair = CheckpointPair(**paths, reward_path="grammar", max_new_tokens=8, source="grammar")
-    models, reward = pair.load(), TrainingReward(pair.load_reward(), lambda: (TrainerState(0, 1), True))
-    (batch,) = pair.batches(models, number=1, size=2)
-    rollout = models.sample(batch, pair.sampling(K), seed=1)
-    expected = GrammarReward()(models.texts(rollout))
-    monkeypatch.setattr(models, "columns", None)
-    assert torch.equal(models.rewards(reward, rollout, batch), expected)
 
 
 def test_pairs_for_dpo_are_chosen_with_the_columns(chain, tmp_path, source):

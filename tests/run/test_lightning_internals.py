@@ -4,15 +4,12 @@ import sys
 import time
 
 import lightning as L
-import torch
 from lightning.fabric.strategies.launchers import subprocess_script
-from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
 
 from benchmarks.kills.children import Child
 from lit_klrb.run import lightning_internals
 from lit_klrb.run.lightning_internals import (
     count_completed_batches,
-    log_in_place,
     say_before_kill,
     set_logged_epoch,
     set_logged_step,
@@ -50,15 +47,6 @@ def test_a_batch_that_has_begun_is_not_counted():
     count_completed_batches(checkpoint)
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     assert progress.total.ready == 3
-
-
-def test_a_metric_is_moved_only_to_another_device(monkeypatch):
-    monkeypatch.setattr(_ResultMetric, "to", _ResultMetric.to)
-    log_in_place()
-    settings = _Metadata("training_step", "loss")
-    metric = _ResultMetric(settings, is_tensor=True)
-    assert metric.to(torch.device("cpu")).meta is settings
-    assert metric.to(torch.device("meta")).value.is_meta
 
 
 def hang_beside_a_failed_process(_):
