@@ -6,7 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import certificates, distillation, families, logprobs, op, rounds, step, step_table, topk, variance
+from . import (
+    certificates,
+    distillation,
+    families,
+    logprobs,
+    op,
+    products,
+    rounds,
+    step,
+    step_table,
+    topk,
+    variance,
+)
 from .measure import DEVICE
 from .table import replace_part
 
@@ -19,6 +31,7 @@ PARTS: dict[str, tuple[Callable[..., str], Path | None]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
     "logprobs": (logprobs.report, BENCHMARKS),
+    "products": (products.report, BENCHMARKS),
     **{name: (partial(step_table.report, key), None) for name, key in zip(STEPS, step.WORKS, strict=True)},
     **{key: (partial(variance.report, key), VARIANCE) for key in variance.SETTINGS},
     "variance-distillation": (distillation.report, VARIANCE),

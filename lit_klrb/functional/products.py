@@ -15,11 +15,11 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def onednn_is_quicker() -> bool:
-    """Whether oneDNN multiplies float32 matrices as precisely as MKL and in less time: AMD's AVX-512 units.
+    """Whether oneDNN multiplies float32 matrices in less time than MKL and in float32: AMD's AVX-512 units.
 
-    There it takes 0.6 to 0.9 of the time (SmolLM2's layers, 80 to 768 tokens), with relative errors of 4e-7
-    instead of 2.5e-7. By torch's interface it may also round to bfloat16, which it does where the processor
-    has matrix units for that (AMX): those keep MKL.
+    There it takes 0.74 to 0.87 of the time, with relative errors of 4e-7 to 6e-7 instead of 2.5e-7 (AMD EPYC,
+    `python -m benchmarks products`). By torch's interface it may also round to bfloat16, which it does where
+    the processor has matrix units for that (AMX): those keep MKL.
     """
     words = {*CPU_INFO.read_text("utf-8").split()} if CPU_INFO.exists() else set()
     both: bool = all(library.is_available() for library in (torch.backends.mkldnn, torch.backends.mkl))
