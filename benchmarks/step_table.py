@@ -36,8 +36,8 @@ def _side_by_side(machines: list[dict[str, Any]]) -> str:
     found = [machine["works"] for machine in machines]
     rows = []
     for precision in sorted({times["precision"] for works in found for times in works.values()}):
-        peaks = [max(t["peak"] for t in works.values() if t["precision"] == precision) for works in found]
-        cells = [f"{peak / 1e9:.0f}" for peak in peaks]
+        peaks = [[t["peak"] for t in works.values() if t["precision"] == precision] for works in found]
+        cells = [f"{max(peak) / 1e9:.0f}" if peak else "–" for peak in peaks]
         rows.append([f"fastest product of matrices, GFLOP/s, {precision}", "", *cells])
     for key, work in WORKS.items():
         cells = [ratio(works[key]) if key in works else "–" for works in found]

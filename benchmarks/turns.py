@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from replication.studies.model_pairs import now
 
-from .measure import peak_megabytes
+from .measure import DEVICE, peak_megabytes
 
 
 class Clock:
@@ -45,7 +45,10 @@ def take_turns(trainings: Sequence[Training], cycles: int) -> list[Trained]:
     Raises:
         EOFError: If a training ends early; it prints why.
     """
-    context = get_context("spawn")
+    # A server of imports, which take longer than a cycle of a small model; not on a GPU, which forbids forks
+    context = get_context("forkserver" if DEVICE.type == "cpu" else "spawn")
+    if DEVICE.type == "cpu":
+        context.set_forkserver_preload(["benchmarks.step_runs"])
     pipes = [context.Pipe() for _ in trainings]
     processes = [
         context.Process(target=_train, args=(training, cycles, theirs), daemon=True)
