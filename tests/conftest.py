@@ -2,6 +2,7 @@
 
 import gc
 import os
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,9 @@ import pytest
 ACCELERATOR = os.environ.get("LIT_KLRB_TEST_ACCELERATOR", "cpu")
 if ACCELERATOR == "cpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process cannot be forked once it has used a GPU
+
+# A test's process may have started a server of imports, which is not that of a process forked from it
+os.register_at_fork(after_in_child=forkserver._forkserver.__init__)
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "demo"
 TINY = {

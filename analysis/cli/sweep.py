@@ -18,7 +18,7 @@ from analysis.results.records import Arm
 from analysis.results.store import read_result
 from analysis.sweep import Clock, Coordinator, Ended, Progress, State, Store, duration, lock, survey
 from analysis.sweep.launchers import Options, launcher as launcher_of
-from analysis.sweep.launchers.local import places
+from analysis.sweep.launchers.local import LocalLauncher, places
 from lit_klrb.errors import ConfigurationError, printable
 from lit_klrb.stops import Stopped, Stops
 from lit_klrb.terminal import print_table, say_loading
@@ -42,7 +42,12 @@ def open_plan(
     say_loading(f"checking the {len(plan.grid.arms)} arms of {plan.name}")
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())
-    changes, arms = lock(plan, expansion, store.directory, record=record)
+
+    def meanwhile() -> None:
+        if record and arguments.launcher == "local":
+            LocalLauncher(1, plan.threads, plan.module).start()
+
+    changes, arms = lock(plan, expansion, store.directory, record=record, meanwhile=meanwhile)
     for change in changes:
         print(f"{plan.name}: changed since the plan was locked: {change}")
     return plan, expansion.cells, store, changes, arms

@@ -75,7 +75,8 @@ def expand(plan: Plan) -> Expansion:
     cells: list[Cell] = []
 
     def add(stage: str, place: Point | Trial | None, tuned_by: str = "") -> None:
-        identity = {"config": hashed[stage], "environment": surroundings}
+        own = {**surroundings, "threads": plan.threads_of(stage)}
+        identity = {"config": hashed[stage], "environment": own}
         cells.append(_cell(plan, stage, place, configs[stage], ids, identity, tuned_by))
 
     *shared, last = plan.stages

@@ -66,6 +66,7 @@ def _label(label: str) -> str:
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Weight = Annotated[float, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=0)]
+Threads = Annotated[int, Field(strict=True, ge=1)]
 # A name stands beside every number
 Name = Annotated[str, Field(max_length=200)]
 Label = Annotated[Name, AfterValidator(_label)]
@@ -83,6 +84,7 @@ class Stage:
     # Dotted configuration key -> the value it takes instead of the file's
     overrides: Overrides = field(default_factory=dict)
     command: Literal["fit", "study"] = "fit"  # a study trains nothing
+    threads: Threads | None = None  # threads of its cells, instead of the plan's
 
     @property
     def trains(self) -> bool:
@@ -183,7 +185,7 @@ class Plan:
     grid: Grid  # the cells of the last stage
     primary: Primary
     root_seed: Count = 0  # the root of every seed
-    threads: Annotated[int, Field(strict=True, ge=1)] = 1  # threads each cell computes with
+    threads: Threads = 1  # threads each cell computes with
     module: str = "lit_klrb"  # the package whose `fit` command runs a cell
     setting: str = ""  # what is trained on what, in a sentence that the report has beside its verdict
     tuning: Tuning | None = None  # chooses a rate for each arm before the grid runs
@@ -228,6 +230,11 @@ class Plan:
             shared &= found
         return [name for name in self.stages if name in shared]
 
+    def threads_of(self, stage: str) -> int:
+        """Threads that each cell of a stage computes with; the tuning stage is a trial of the last."""
+        *_, last = self.stages
+        return self.stages[last if stage == TUNING else stage].threads or self.threads
+
     def overrides(self, place: Point | Trial) -> dict[str, Any]:
         """Configuration key -> the value that block, arm and rate give a run of the last stage."""
         own = self.grid.overrides(place.arm, place.beta_index)
@@ -251,8 +258,9 @@ class Plan:
         if self.tuning is None:
             del design["tuning"]
         for stage in design["stages"].values():
-            if stage["command"] == "fit":
-                del stage["command"]
+            for key in ("command", "threads"):
+                if stage[key] in ("fit", None):
+                    del stage[key]
         design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
         if not self.grid.blocks:
             del design["grid"]["blocks"]

@@ -117,8 +117,6 @@ class Coordinator:
         self._misplaced: defaultdict[str, set[str]] = defaultdict(set)
         self._trimmed = time.monotonic()
         self._token = store.token(create=True)
-        # Where cells run on other machines, those are compared with this one
-        self._software = software(plan.module, plan.threads) if launcher.remote else {}
 
     def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Ended:
         """Run the missing cells. Published results remain valid, however this call ends.
@@ -175,8 +173,10 @@ class Coordinator:
 
     def _start(self, cell: Cell) -> bool:
         rate, required = self._rate(cell) if cell.tuned_by else None, cell.id in self._required
-        where, plan = self._store.directory, self._plan
-        job = Job(cell, where, plan.module, required, rate, plan.threads, self._token, self._software)
+        where, module, threads = self._store.directory, self._plan.module, self._plan.threads_of(cell.stage)
+        # Where cells run on other machines, those are compared with this one
+        own = software(module, threads) if self._launcher.remote else {}
+        job = Job(cell, where, module, required, rate, threads, self._token, own)
         try:
             self._launcher.submit(job)
         except OSError as error:

@@ -109,6 +109,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+# Libraries that read from the environment, before they are loaded, how many threads to compute with.
+LIBRARIES = "OMP", "MKL", "OPENBLAS"
 # Exit codes of a job: result published; no result; wrong usage; cell claimed by another process; a machine
 # without the sweep's directory or with other software.
 PUBLISHED, FAILED, USAGE, BUSY, MISPLACED = 0, 1, 2, 75, 76
@@ -159,6 +161,10 @@ def run_job(job: Job) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     os.environ[CELL] = job.cell.id
+    for library in LIBRARIES:
+        os.environ[f"{library}_NUM_THREADS"] = str(job.threads)
+    if torch := sys.modules.get("torch"):  # has read them, where cells are forked
+        torch.set_num_threads(job.threads)
     # A terminal sends Ctrl-C to every process, but only the coordinator decides when to stop: it sends
     # SIGTERM, or exits at once, which ends this process too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Locks the plan of a sweep: once a cell has started, every change is recorded."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,18 @@ from lit_klrb.files import write_atomically
 
 
 def lock(
-    plan: Plan, expansion: Expansion, directory: Path, *, record: bool
+    plan: Plan,
+    expansion: Expansion,
+    directory: Path,
+    *,
+    record: bool,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[list[str], Mapping[str, Arm]]:
     """Write the plan with its hash to the sweep's directory.
 
     Before a cell has started, a new plan replaces the old one without a record. From then on, changes are
-    recorded in the history, with the number of results that could have been seen.
+    recorded in the history, with the number of results that could have been seen. `meanwhile` is called
+    before the arms are examined, which takes seconds.
 
     Returns:
         Differences from the locked plan, one line per key, and the properties of each arm by label.
@@ -46,7 +52,11 @@ def lock(
     old = before.document["content"] if before else {}
     # Properties of the arms are derived from the rest
     altered = list(changes({**old, ARMS: None}, {**content, ARMS: None}))
-    arms = before.arms if before and ARMS in old and not altered else examine(plan, expansion.cells)
+    if before and ARMS in old and not altered:
+        arms = before.arms
+    else:
+        meanwhile()
+        arms = examine(plan, expansion.cells)
     content[ARMS] = {label: asdict(arm) for label, arm in arms.items()}
     published = len(layout.result_paths(directory))
     if before is None or not begun:

@@ -15,8 +15,10 @@ from analysis.sweep.launchers.local import WARM
 
 _coordinator, _, _module = os.environ.get(WARM, "").partition(" ")
 if _coordinator == str(os.getppid()):
-    # A process manager may signal all processes of a sweep: the server runs until its coordinator exits
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A terminal or a process manager may signal all processes of a sweep: the server runs until its
+    # coordinator exits
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(Exception):
         importlib.import_module(_module)
     # Else every cell would search what was imported for garbage: a third of a second

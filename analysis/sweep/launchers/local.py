@@ -10,7 +10,7 @@ from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Self
 
-from analysis.sweep.job import Job, misplaced_exit, run_job
+from analysis.sweep.job import LIBRARIES, Job, misplaced_exit, run_job
 from analysis.sweep.launchers import Exit, Options
 
 # Seconds between looks at a cell of another machine.
@@ -43,8 +43,8 @@ class LocalLauncher:
 
     Args:
         workers: Number of cells that run at the same time.
-        threads: Threads per cell. Set in this process's environment, which the server inherits, as it must be
-            set before the libraries are loaded.
+        threads: Threads per cell, unless its stage has others. Set in this process's environment, which the
+            server inherits, as it must be set before the libraries are loaded.
         module: The package whose `fit` command runs a cell.
     """
 
@@ -53,7 +53,7 @@ class LocalLauncher:
     def __init__(self, workers: int, threads: int, module: str) -> None:
         self.slots = workers
         self._running: dict[str, ForkServerProcess] = {}
-        for library in ("OMP", "MKL", "OPENBLAS"):
+        for library in LIBRARIES:
             os.environ[f"{library}_NUM_THREADS"] = str(threads)
         os.environ[WARM] = f"{os.getpid()} {module}.cli.lightning"
         self._context = multiprocessing.get_context("forkserver")
@@ -64,11 +64,15 @@ class LocalLauncher:
         """The launcher of a sweep; as many cells at the same time as there are cores for, by default."""
         return cls(options.workers or places(options.threads), options.threads, options.module)
 
+    def start(self) -> None:
+        """Start the server, which imports the libraries meanwhile; otherwise `submit` does."""
+        forkserver.ensure_running()
+
     def submit(self, job: Job) -> None:
         """Start a job; the first one waits for the imports."""
         process = self._context.Process(target=run_job, args=(job,))
         try:
-            forkserver.ensure_running()
+            self.start()
             with _undisturbed():
                 process.start()
         except EOFError:

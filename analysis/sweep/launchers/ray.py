@@ -43,9 +43,8 @@ class RayLauncher:
         where = {"address": options.address} if options.address else {"address": "local", **own}
         ray.init(log_to_driver=False, logging_level="ERROR", **where)
         self._ray: Any = ray
-        self._run = ray.remote(num_cpus=options.threads, max_retries=0)(_task())
+        self._run = ray.remote(max_retries=0)(_task())
         self.slots = options.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // options.threads)
-        self._threads = options.threads
         self._running: dict[Any, str] = {}
         self._unfit: set[str] = set()
 
@@ -55,15 +54,19 @@ class RayLauncher:
         Raises:
             OSError: If no node can run it.
         """
-        elsewhere, run = replace(job, directory=job.directory.absolute()), self._run
+        elsewhere, sizes = replace(job, directory=job.directory.absolute()), self._sizes()
+        # A task that asks for more than any node has would wait for ever
+        options: dict[str, Any] = {"num_cpus": min(job.threads, max(sizes.values(), default=1))}
         if self._unfit:
-            sizes = {
-                node["NodeID"]: node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]
-            }
-            if all(node in self._unfit or size < self._threads for node, size in sizes.items()):
+            if all(node in self._unfit or size < options["num_cpus"] for node, size in sizes.items()):
                 raise OSError("no node of the cluster can run it")
-            run = run.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(self._unfit))})"})
-        self._running[run.remote(pickle.dumps(elsewhere))] = job.cell.id
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self._unfit))})"}
+        self._running[self._run.options(**options).remote(pickle.dumps(elsewhere))] = job.cell.id
+
+    def _sizes(self) -> dict[str, int]:
+        """Numbers of CPUs of the nodes, by name."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
 
     def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""

@@ -49,7 +49,7 @@ class SlurmLauncher:
         if missing:
             raise ConfigurationError(f"--launcher slurm needs {missing[0]}, which is not on this machine")
         self.slots = options.workers or SLOTS
-        self._options = [f"--cpus-per-task={options.threads}", *shlex.split(options.slurm)]
+        self._options = shlex.split(options.slurm)
         self._folder = options.directory.absolute() / FOLDER
         # Cell -> its job's number, the file of its exit code, and how often the queue was without it
         self._running: dict[str, tuple[str, Path]] = {}
@@ -65,6 +65,7 @@ class SlurmLauncher:
         payload = base64.b64encode(pickle.dumps(job)).decode()
         words = [sys.executable, "-m", "analysis.sweep.launchers.slurm", payload, str(path)]
         command = ["sbatch", "--parsable", f"--job-name={job.cell.stage}", f"--output={path}.out"]
+        command.append(f"--cpus-per-task={job.threads}")
         without = [f"--exclude={','.join(sorted(self._unfit))}"] if self._unfit else []
         done = _slurm([*command, *self._options, *without], f"#!/bin/sh\nexec {shlex.join(words)}\n")
         if done.returncode != 0:
@@ -149,8 +150,6 @@ def main(payload: str, path: str) -> None:
     node = os.environ["SLURMD_NODENAME"]
     code, reason = misplaced_exit(job) or (FAILED, "")
     if not reason:
-        for library in ("OMP", "MKL", "OPENBLAS"):
-            os.environ[f"{library}_NUM_THREADS"] = str(job.threads)
         try:
             run_job(job)
         except SystemExit as end:

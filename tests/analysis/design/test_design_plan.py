@@ -174,6 +174,7 @@ def test_growing_or_moving_a_plan_keeps_its_cells(plan, change):
     [
         (("name: small", "name: small\nroot_seed: 1"), {"sft", "dpo", "rloo"}),
         (("name: small", "name: small\nthreads: 2"), {"sft", "dpo", "rloo"}),
+        (("config: dpo.yaml", "config: dpo.yaml, threads: 2"), {"dpo", "rloo"}),
         (("dpo.yaml", "other.yaml"), {"dpo", "rloo"}),
         (("rloo.yaml", "other.yaml"), {"rloo"}),
         (("policy_path: dpo", "policy_path: sft"), {"rloo"}),

@@ -35,7 +35,9 @@ class Project:
         paths = filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
-    def write(self, name="plan", *, module="fake_job", rloo=None, sft=None, grid=None, **keys):
+    def write(
+        self, name="plan", *, module="fake_job", rloo=None, sft=None, grid=None, dpo_threads=None, **keys
+    ):
         """Write the plan `name`, whose sweep has a directory of the same name. Returns the plan's path."""
         for stage, config in {"sft": sft, "dpo": None, "rloo": rloo}.items():
             (self.directory / f"{name}_{stage}.yaml").write_text(yaml.safe_dump(config or {"seconds": 0}))
@@ -46,7 +48,7 @@ class Project:
             "module": module,
             "stages": {
                 "sft": {"config": f"{name}_sft.yaml"},
-                "dpo": {"config": f"{name}_dpo.yaml", "inputs": inputs},
+                "dpo": {"config": f"{name}_dpo.yaml", "inputs": inputs, "threads": dpo_threads},
                 "rloo": {
                     "config": f"{name}_rloo.yaml",
                     "inputs": {**inputs, "model.init_args.policy_path": "dpo"},

@@ -33,15 +33,17 @@ def cluster(project, monkeypatch):
 
 def test_slurm_publishes_what_the_local_launcher_publishes_even_if_a_job_is_lost(project, cluster):
     (cluster / "lost").touch()
-    assert project.run("sweep", "--config", project.write("reference", grid=GRID))[0] == 0
+    assert project.run("sweep", "--config", project.write("reference", grid=GRID, dpo_threads=2))[0] == 0
     options = (*SLURM, "--workers", 2, "--slurm", "--partition=short --mem=1G")
-    code, output = project.run("sweep", "--config", project.write(grid=GRID), *options)
+    code, output = project.run("sweep", "--config", project.write(grid=GRID, dpo_threads=2), *options)
     assert code == 0, output
     assert "ended without a result started slurmstepd: killed" in output
     assert project.results() == project.results("reference")
     submitted = (cluster / "submitted").read_text().splitlines()
     assert len(submitted) == 5
-    assert all(line.endswith("--cpus-per-task=1 --partition=short --mem=1G") for line in submitted)
+    for stage, threads in (("sft", 1), ("dpo", 2), ("rloo", 1)):
+        ends = {line.partition("--cpus-per-task=")[2] for line in submitted if f"--job-name={stage}" in line}
+        assert ends == {f"{threads} --partition=short --mem=1G"}
     assert not (project.directory / "plan" / slurm.FOLDER).exists()
 
 

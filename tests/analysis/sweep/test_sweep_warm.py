@@ -9,10 +9,14 @@ from analysis.sweep import warm
 from analysis.sweep.launchers.local import WARM
 
 GRID = {"beta": {0: 0.1}, "replicates": 1}
-# A module that can answer `check` and nothing else.
+# A module that can answer `check`, once its import has been tried elsewhere, and nothing else.
 CHECKS = """
-import json, sys
+import json, pathlib, sys, time
 if sys.argv[1] == "check":
+    latest = time.monotonic() + 60
+    while time.monotonic() < latest and not pathlib.Path(__file__).with_name("tried").exists():
+        time.sleep(0.1)
+    assert time.monotonic() < latest, "nobody has imported it"
     print(json.dumps([{"module": "M", "estimator": None, "evaluation": {}} for _ in json.load(sys.stdin)]))
     sys.exit()
 """
@@ -25,7 +29,7 @@ def log(project):
 
 
 def test_cells_share_one_import_and_equal_a_fresh_process(project):
-    plan = project.write(module="warm_job", grid=GRID, threads=2)
+    plan = project.write(module="warm_job", grid=GRID, threads=2, dpo_threads=1)
     code, output = project.run("sweep", "--config", plan, "--workers", 2, OMP_NUM_THREADS="3")
     assert code == 0, output
     cells = log(project)
@@ -34,25 +38,30 @@ def test_cells_share_one_import_and_equal_a_fresh_process(project):
     assert len({cell["imported_by"] for cell in cells}) == 1
     assert len({cell["pid"] for cell in cells} - {cells[0]["imported_by"]}) == 4
 
-    fresh = project.directory / "fresh"
-    fresh.mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "warm_job", "fit", "--trainer.default_root_dir", str(fresh)],
-        env=project.environment | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    final = json.loads((fresh / "summary.json").read_text())["final"]
-    assert final["threads"] == 2
-    for content in project.results().values():
-        assert json.loads(content)["final"] == final
+    fresh = {}
+    for threads in (1, 2):
+        folder = project.directory / f"fresh{threads}"
+        folder.mkdir()
+        subprocess.run(
+            [sys.executable, "-m", "warm_job", "fit", "--trainer.default_root_dir", str(folder)],
+            env=project.environment | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        fresh[threads] = json.loads((folder / "summary.json").read_text())["final"]
+        assert fresh[threads]["threads"] == threads
+    results = [json.loads(content) for content in project.results().values()]
+    assert len(results) == 4
+    for result in results:
+        assert result["final"] == fresh[1 if result["cell"]["stage"] == "dpo" else 2]
 
 
-def test_a_failing_import_is_an_error_of_the_cells_and_not_of_the_server(project):
+def test_an_import_that_fails_during_the_check_is_an_error_of_the_cells_and_not_of_the_server(project):
     package = project.directory / "broken_job"
     (package / "cli").mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "cli" / "lightning.py").write_text("raise RuntimeError('broken at import')\n")
+    tried = f"import pathlib\npathlib.Path({str(package / 'tried')!r}).touch()\n"
+    (package / "cli" / "lightning.py").write_text(f"{tried}raise RuntimeError('broken at import')\n")
     (package / "__main__.py").write_text(f"{CHECKS}\nfrom broken_job.cli import lightning\n")
     plan = project.write(module="broken_job", grid=GRID)
     code, output = project.run("sweep", "--config", plan)
