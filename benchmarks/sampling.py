@@ -20,7 +20,7 @@ from .rounds import median_text
 from .step import LORA
 from .table import markdown
 
-ROUNDS = 10
+ROUNDS = 5
 # Standard deviation of the adapter's second matrix, which is zero before training
 SCALE = 0.02
 # Passes from which on weights are ordered: the package's number, and none
@@ -96,12 +96,12 @@ def _distance(
     sample: functools.partial[Rollout], model: PreTrainedModel, precision: torch.dtype
 ) -> tuple[Rollout, float]:
     """A rollout, and the mean over completions of KL(sampler ‖ policy), given their tokens."""
+    parts = split_model(model)  # which tries the model on a few tokens
+    assert parts is not None
     with _logits_of(model) as seen:
         rollout = sample()
     seen[0] = seen[0].repeat_interleave(len(rollout.mask) // len(seen[0]), 0)
     drawn = torch.stack(seen, 1).float().log_softmax(-1)
-    parts = split_model(model)
-    assert parts is not None
     with _autocast(precision):
         hidden = parts.hidden_states(rollout)
     weight, _ = parts.head_weights()
