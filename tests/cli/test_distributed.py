@@ -81,8 +81,8 @@ def check_same(one, two):
     first, second = metrics(one), metrics(two)
     assert first.keys() == second.keys()
     for key, value in first.items():
-        # Before the first step there is rounding alone
-        near = {"rel": 1e-2, "abs": 1e-3} if key[0] != "0" else {"rel": 1e-5, "abs": 1e-6}
+        # Before the first step there is rounding alone, of sums that nearly cancel
+        near = {"rel": 1e-2, "abs": 1e-3} if key[0] != "0" else {"rel": 1e-4, "abs": 1e-6}
         assert second[key] == pytest.approx(value, **near, nan_ok=True), (two, key)
     assert (two / "summary.json").exists()
     assert not two.with_name("two.1").exists()
