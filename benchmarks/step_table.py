@@ -35,9 +35,9 @@ def page(folder: Path = FOLDER) -> str:
 def _side_by_side(machines: list[dict[str, Any]]) -> str:
     found = [machine["works"] for machine in machines]
     rows = []
-    for precision in sorted({times["precision"] for works in found for times in works.values()}):
-        peaks = [[t["peak"] for t in works.values() if t["precision"] == precision] for works in found]
-        cells = [f"{max(peak) / 1e9:.0f}" if peak else "–" for peak in peaks]
+    peaks = [*map(_peaks, found)]
+    for precision in sorted({precision for peak in peaks for precision in peak}):
+        cells = [f"{peak[precision] / 1e9:.0f}" if precision in peak else "–" for peak in peaks]
         rows.append([f"fastest product of matrices, GFLOP/s, {precision}", "", *cells])
     for key, work in WORKS.items():
         cells = [ratio(works[key]) if key in works else "–" for works in found]
@@ -45,23 +45,32 @@ def _side_by_side(machines: list[dict[str, Any]]) -> str:
     return markdown(["ours / other", "goal", *(machine["processor"] for machine in machines)], rows)
 
 
+def _peaks(works: Mapping[str, Any]) -> dict[str, float]:
+    """The fastest product of matrices that was measured beside any work, by precision."""
+    peaks: dict[str, float] = {}
+    for found in works.values():
+        peaks[found["precision"]] = max(found["peak"], peaks.get(found["precision"], 0.0))
+    return peaks
+
+
 def _goal(work: Work) -> str:
     return f"{work.goal:.2f}".removeprefix("0")
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    rows = [_row(key, machine["works"][key]) for key in WORKS if key in machine["works"]]
+    works, peaks = machine["works"], _peaks(machine["works"])
+    rows = [_row(key, works[key], peaks[works[key]["precision"]]) for key in WORKS if key in works]
     header = ["work", "ours, s", "other, s", "ratio", "of peak", "other", "products alone"]
     header += ["generate, statistics, update", "MB", "other", "load"]
-    softwares = sorted({found["software"] for found in machine["works"].values()})
+    softwares = sorted({found["software"] for found in works.values()})
     return f"### {machine['processor']}\n\n{'; '.join(softwares)}.\n\n" + markdown(header, rows)
 
 
-def _row(key: str, found: Mapping[str, Any]) -> list[str]:
+def _row(key: str, found: Mapping[str, Any], peak: float) -> list[str]:
     work, megabytes = WORKS[key], [number(value) for value in found["megabytes"]]
     seconds = [statistics.median(found[which]) for which in ("ours", "other")]
     spent = [*seconds, found["products"]] if "products" in found else seconds
-    of_peak = [f"{found['operations'] / found['peak'] / each:.0%}" for each in spent]
+    of_peak = [f"{found['operations'] / peak / each:.0%}" for each in spent]
     of_peak += ["–"] * (3 - len(of_peak))
     shares = ", ".join(f"{found['shares'][s]:.0%}" for s in STAGES if s in found["shares"]) or "–"
     times = [number(value) for value in seconds]

@@ -62,9 +62,13 @@ def test_what_is_kept_of_a_machine_is_a_column_of_the_page(tmp_path, monkeypatch
     assert "| SFT, tiny GPT-2 | .40 | – |" in lines
     assert "| RLOO, tiny GPT-2 | 1.5 | 4 | .38 (.25–.50) | 33% | 12% | 50% | 100% | 7 | 8 | 0.5 |" in lines
     monkeypatch.setattr(step, "processor", lambda: "Counting board")
-    step.store("smollm2-bf16", times | {"megabytes": [7.0, 8.0], "precision": "bf16-mixed"})
+    rounded = times | {"megabytes": [7.0, 8.0], "precision": "bf16-mixed"}
+    step.store("smollm2-bf16", rounded)
+    step.store("smollm2-lora", rounded | {"peak": 4e9})  # the machine's, of all works in a precision
     lines = step_table.page(tmp_path).splitlines()
-    assert "| fastest product of matrices, GFLOP/s, bf16-mixed |  | – | 2 |" in lines
+    assert "| fastest product of matrices, GFLOP/s, bf16-mixed |  | – | 4 |" in lines
+    row = "| 1.5 | 4 | .38 (.25–.50) | 17% | 6% | 25% | 100% | 7 | 8 | 0.5 |"
+    assert f"| RLOO, SmolLM2, bfloat16 {row}" in lines
 
 
 def test_the_page_recomputes_from_the_results_of_the_machines():
