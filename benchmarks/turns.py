@@ -47,8 +47,7 @@ def take_turns(trainings: Sequence[Training], cycles: int) -> list[Trained]:
     """
     # A server of imports, which take longer than a cycle of a small model; not on a GPU, which forbids forks
     context = get_context("forkserver" if DEVICE.type == "cpu" else "spawn")
-    if DEVICE.type == "cpu":
-        context.set_forkserver_preload(["benchmarks.step_runs"])
+    context.set_forkserver_preload(["benchmarks.step_runs"])
     pipes = [context.Pipe() for _ in trainings]
     processes = [
         context.Process(target=_train, args=(training, cycles, theirs), daemon=True)

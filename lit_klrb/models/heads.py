@@ -29,9 +29,9 @@ LARGEST = 100.0
 LEAST, SPARED = 8, 0.1
 # The largest number of such parts of a batch, as each reads all weights.
 MOST = 4
-# Products with a weight that each further part must spare, by kind of device, as a pass through a small model
-# takes as long for few rows as for many: on a GPU, Python starts its operations for a tenth of a second.
-WORTH = {"cpu": 5e7, "cuda": 1e13}
+# Products with a weight that each further part must spare, as a pass through a small model takes as long for
+# few rows as for many.
+WORTH = 5e7
 
 
 class SplitModel(NamedTuple):
@@ -150,8 +150,7 @@ def by_length(rollout: Rollout, most: int, weights: int) -> list[tuple[Tensor, i
         parts = [(chunk, longest[start]) for chunk, start in zip(chunks, starts, strict=True)]
         read = sum(len(part) * length for part, length in parts)
         spared = rollout.mask.numel() - read
-        worth = WORTH.get(rollout.mask.device.type, WORTH["cuda"])
-        enough = max(SPARED * rollout.mask.numel(), worth * (count - 1) / weights)
+        enough = max(SPARED * rollout.mask.numel(), WORTH * (count - 1) / weights)
         if len(rows) >= LEAST * count and spared >= enough:
             return parts
     return [(torch.arange(len(rows), device=rows.device), width)]

@@ -81,8 +81,8 @@ def check_same(one, two):
     first, second = metrics(one), metrics(two)
     assert first.keys() == second.keys()
     for key, value in first.items():
-        # Before the first step there is rounding alone, of sums that nearly cancel
-        near = {"rel": 1e-2, "abs": 1e-3} if key[0] != "0" else {"rel": 1e-4, "abs": 1e-6}
+        # Before the first step there is rounding alone
+        near = {"rel": 1e-2, "abs": 1e-3} if key[0] != "0" else {"rel": 1e-5, "abs": 1e-6}
         assert second[key] == pytest.approx(value, **near, nan_ok=True), (two, key)
     assert (two / "summary.json").exists()
     assert not two.with_name("two.1").exists()
@@ -97,6 +97,7 @@ def test_rewards_read_the_same_columns_in_two_processes(chain, tmp_path):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
     options = ("--data.source", str(folder), "--model.reward_path", "cli_rewards:signed_length")
     options += ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
+    options += ("--trainer.precision", "64-true")  # the losses at the start nearly cancel
     for name, more in {"one": (), "two": ("--data.batch_size", "2", *TWO)}.items():
         fit(chain, "rloo", tmp_path / name, *options, *more)
     check_same(tmp_path / "one", tmp_path / "two")

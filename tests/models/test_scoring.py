@@ -202,7 +202,7 @@ def test_rows_of_similar_length_are_read_together_after_prompts_that_are_read_on
     split.backbone.register_forward_hook(lambda model, inputs, states: read.append(states[0].shape[:2]))
     # 7,000 weights spare too little by any further part
     assert len(heads.by_length(rollout, heads.MOST, split.weights)) == 1
-    monkeypatch.setitem(heads.WORTH, "cpu", 1e5)
+    monkeypatch.setattr(heads, "WORTH", 1e5)
     for most in (1, heads.MOST):
         monkeypatch.setattr(heads, "MOST", most)
         parts = heads.by_length(rollout, most, split.weights)

@@ -7,6 +7,7 @@ import yaml
 
 from analysis.design import expand, read_plan
 from analysis.design.cells import cell_seed
+from analysis.results import Plan
 from lit_klrb.errors import ConfigurationError
 
 PLAN = """
@@ -184,6 +185,14 @@ def test_a_semantic_change_makes_new_cells_of_what_depends_on_it(plan, tmp_path,
     (tmp_path / "other.yaml").write_text("trainer: {max_steps: 4}")
     before, after = by_point(plan()), by_point(plan(change))
     assert {cell.stage for point, cell in before.items() if after[point].id != cell.id} == stages
+
+
+def test_the_written_form_of_a_stage_is_that_of_older_plans_but_for_what_is_new(plan):
+    changed = plan(("config: dpo.yaml", "config: dpo.yaml, threads: 2"))
+    stages = changed.record()["stages"]
+    assert stages["sft"] == {"config": "sft.yaml", "inputs": {}, "overrides": {}}
+    assert stages["dpo"]["threads"] == 2
+    assert Plan.of_record(changed.record(), changed.directory) == changed
 
 
 def test_seeds_are_addressed():
