@@ -1,6 +1,7 @@
 """Training cycles of this package and of TRL; each function returns the shares of its stages."""
 
 import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -24,6 +25,7 @@ from trl import (
 import lit_klrb.estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.modules import DistillModule, DPOModule, RLOOModule, SFTModule
+from lit_klrb.run.options import prefer_determinism
 
 from . import step_case as case
 from .measure import DEVICE
@@ -70,11 +72,12 @@ def _fit(
     *callbacks: L.Callback,
     steps: int = 1,
 ) -> dict[str, float]:
-    logger = ShareLogger()
+    logger, options = ShareLogger(), SimpleNamespace(accelerator="auto", deterministic=None)
+    prefer_determinism(options)
     trainer = L.Trainer(
         accelerator="auto",
         devices=1,
-        deterministic=DEVICE.type == "cuda",  # as on the command line
+        deterministic=options.deterministic,
         precision=task.precision,  # type: ignore[arg-type]
         max_steps=cycles * steps,
         logger=logger,

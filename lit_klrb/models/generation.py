@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.functional.credit import running_sum
+from lit_klrb.models.growing import growing
 from lit_klrb.models.packing import packed_weights
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed, is_sharded
-from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids
+from lit_klrb.models.trials import eval_mode, position_ids
 
 # Tokens per block of the vocabulary in sampling.
 _BLOCK = 64
@@ -212,29 +213,21 @@ def _decode(
 
     Completions that have ended leave the batch once they are half of it.
     """
-    cache = key_value_cache(policy) if continues(policy) else None
-    states = continuing(policy, cache)
-    reorder: Any = (lambda rows: None) if cache is None else cache.reorder_cache
+    sequences = growing(policy, prompts, prompt_mask, uniforms.shape[1] - 1)
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
-    inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
     completions = torch.full(uniforms.shape, pad_token_id, device=prompts.device)
     # The completions in the batch, and which of them have ended
     batch, ended = torch.arange(len(rows), device=rows.device), torch.zeros_like(rows, dtype=torch.bool)
     for step, column in enumerate(uniforms.unbind(1)):
-        read = {"input_ids": inputs, "attention_mask": mask, "position_ids": positions, **states}
-        logits = policy(**read, logits_to_keep=1).logits[:, -1, :vocabulary]
+        logits = sequences.logits()[:, :vocabulary]
         if step == 0:  # all completions of a prompt continue from its states
-            inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
-            reorder(rows)
+            logits = logits[rows]
+            sequences.keep(rows)
         probabilities = logits.float().div_(sampling.temperature).softmax(-1)
         tokens = inverse_transform(probabilities, column[batch])
         completions[batch, step] = tokens.masked_fill_(ended, pad_token_id)
-        following = tokens[:, None], positions[:, -1:] + 1
-        if cache is None:
-            following = torch.cat([inputs, following[0]], 1), torch.cat([positions, following[1]], 1)
-        inputs, positions = following
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        sequences.append(tokens)
         if ends:
             ended |= is_end(tokens, ends)
             if agreed(policy, ended.all()):
@@ -242,9 +235,8 @@ def _decode(
             left = (~ended).nonzero()[:, 0]
             # Where all have ended, they go on for as long as another process needs this one's blocks
             if 0 < 2 * len(left) <= len(ended):
-                inputs, positions, mask, ended = inputs[left], positions[left], mask[left], ended[left]
-                batch = batch[left]
-                reorder(left)
+                batch, ended = batch[left], ended[left]
+                sequences.keep(left)
     return completions
 
 

@@ -29,9 +29,10 @@ LARGEST = 100.0
 LEAST, SPARED = 8, 0.1
 # The largest number of such parts of a batch, as each reads all weights.
 MOST = 4
-# Products with a weight that each further part must spare, as a pass through a small model takes as long for
-# few rows as for many.
-WORTH = 5e7
+# Products with a weight that a further pass must spare, as one through a small model takes as long for few
+# rows as for many: a pass over equal prompts, and each further part. On an H100 a pass takes Python 0.18 s
+# forward and backward (SmolLM2), in which the GPU reads 30,000 tokens.
+WORTH = {"cpu": (0.0, 5e7), "cuda": (3e12, 3e12)}
 
 
 class SplitModel(NamedTuple):
@@ -57,15 +58,21 @@ class SplitModel(NamedTuple):
         embedded: Any = self.backbone.get_input_embeddings()
         return sum(weight.numel() for weight in self.backbone.parameters()) - embedded.weight.numel()
 
-    def hidden_states(self, rollout: Rollout) -> Tensor:
+    def hidden_states(self, rollout: Rollout, worth: tuple[float, float] | None = None) -> Tensor:
         """Inputs of the head that predict the completion tokens, shape [B, T, D].
 
         Rows of similar length are read together, and equal prompts once if the model caches keys and values:
         the hidden states and their gradients are the same, up to rounding; those of padding are arbitrary.
+
+        Args:
+            rollout: B sequences with T completion positions.
+            worth: What a pass over equal prompts and each further part must spare; that of the device by
+                default, see `WORTH`.
         """
-        width = rollout.mask.shape[1]
+        width, kind = rollout.mask.shape[1], rollout.mask.device.type
+        of_prompts, of_parts = worth or WORTH.get(kind, WORTH["cuda"])
         # Processes that share blocks read as many parts: one
-        parts = by_length(rollout, 1 if is_sharded(self.model) else MOST, self.weights)
+        parts = by_length(rollout, 1 if is_sharded(self.model) else MOST, of_parts / self.weights)
         # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
         # gradients through a cache
         recomputes = any(getattr(m, "gradient_checkpointing", False) for m in self.backbone.modules())
@@ -74,7 +81,8 @@ class SplitModel(NamedTuple):
             if not whole_passes:
                 faster.enter_context(fast_autocast(self.backbone))
                 faster.enter_context(quick_layers(self.backbone))
-            prompts = self._prompts(rollout) if self.caches and not whole_passes else None
+            shares = self.caches and not whole_passes
+            prompts = self._prompts(rollout, of_prompts / self.weights) if shares else None
             states = [self._read(rollout.part(*part), prompts, part[0]) for part in parts]
         dtype = self.head.weight.dtype
         if dtype.itemsize < states[0].dtype.itemsize:
@@ -85,15 +93,16 @@ class SplitModel(NamedTuple):
         whole_states = torch.cat([pad(state, (0, 0, 0, width - state.shape[1])) for state in states])
         return whole_states[torch.cat([rows for rows, _ in parts]).argsort()]
 
-    def _prompts(self, rollout: Rollout) -> tuple[DynamicCache, Tensor] | None:
-        """Keys and values of distinct prompts, and which one each row has; None if all are distinct."""
+    def _prompts(self, rollout: Rollout, worth: float) -> tuple[DynamicCache, Tensor] | None:
+        """Keys and values of distinct prompts, and which one each row has; None if that spares too few."""
         # The last token of a prompt predicts the first of the completion
         prefix = rollout.tokens.shape[1] - rollout.mask.shape[1] - 1
-        if prefix < 1:
+        if prefix < 1 or prefix * (len(rollout.mask) - 1) < worth:
             return None
         masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
         prompts, rows = masked.unique(dim=0, return_inverse=True)
-        if len(prompts) == len(rows):
+        spared = prefix * (len(rows) - len(prompts))
+        if spared == 0 or spared < worth:
             return None
         cache, (tokens, mask) = key_value_cache(self.backbone), prompts.unbind(1)
         read = {"input_ids": tokens, "attention_mask": mask, "position_ids": position_ids(mask)}
@@ -127,13 +136,13 @@ class SplitModel(NamedTuple):
         return weights[0][:rows], None if weights[1] is None else weights[1][:rows]
 
 
-def by_length(rollout: Rollout, most: int, weights: int) -> list[tuple[Tensor, int]]:
+def by_length(rollout: Rollout, most: int, worth: float) -> list[tuple[Tensor, int]]:
     """Rows of similar length, to be read together, so that little of what is read is padding.
 
     Args:
         rollout: B sequences with T completion positions.
         most: The largest number of parts.
-        weights: Number of weights that each token is multiplied with.
+        worth: Number of positions that each further part must spare.
 
     Returns:
         Indices of rows, and their largest length from 1 to T; one part if more would spare too little.
@@ -150,7 +159,7 @@ def by_length(rollout: Rollout, most: int, weights: int) -> list[tuple[Tensor, i
         parts = [(chunk, longest[start]) for chunk, start in zip(chunks, starts, strict=True)]
         read = sum(len(part) * length for part, length in parts)
         spared = rollout.mask.numel() - read
-        enough = max(SPARED * rollout.mask.numel(), WORTH * (count - 1) / weights)
+        enough = max(SPARED * rollout.mask.numel(), worth * (count - 1))
         if len(rows) >= LEAST * count and spared >= enough:
             return parts
     return [(torch.arange(len(rows), device=rows.device), width)]
@@ -196,7 +205,7 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
         caches_attention = all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
         if split.caches and not (caches_attention and trials.continues(model)):
             return False
-        hidden = split.hidden_states(rollout)
+        hidden = split.hidden_states(rollout, worth=(0, 0))
         scale = LARGEST / split.head(hidden).abs().max().clamp(min=torch.finfo(hidden.dtype).tiny)
         # The logits of new weights are so small that a cap of them is lost in rounding
         with split.head.register_forward_hook(lambda _, inputs, logits: scale * logits):

@@ -80,7 +80,7 @@ def agree(logits: Tensor, expected: Tensor) -> bool:
 @torch.no_grad()
 def reads_padding(model: PreTrainedModel) -> bool:
     """Whether padding on the left changes a model's logits."""
-    tokens, mask = _trial(model)
+    tokens, mask = trial_tokens(model)
     alone = tokens[1:, PADDING:]
     padded = _logits(model, tokens, mask)[1:, PADDING:]
     return not agree(padded, _logits(model, alone, torch.ones_like(alone)))
@@ -120,7 +120,7 @@ def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, 
 
 
 def _continues_in_trial(model: PreTrainedModel, name: str) -> bool:
-    tokens, mask = _trial(model)
+    tokens, mask = trial_tokens(model)
     rows = torch.tensor(ROWS, device=model.device)
     prompt = tokens.shape[1] - STEPS
     expected = _logits(model, tokens, mask)[rows, prompt:]
@@ -137,8 +137,8 @@ def _continues_in_trial(model: PreTrainedModel, name: str) -> bool:
     return agree(torch.stack(steps, 1), expected)
 
 
-def _trial(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Two sequences and their masks; the second is padded."""
+def trial_tokens(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Two sequences on which a model is tried and their masks, shape [2, N]; the second is padded."""
     words: Any = model.get_input_embeddings()
     # Some architectures reserve two positions
     positions = (getattr(model.config, "max_position_embeddings", None) or LENGTH + 2) - 2

@@ -7,9 +7,14 @@ import pytest
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from runs import logged
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from lit_klrb import terminal
 from lit_klrb.cli import lightning as cli
 from lit_klrb.functional.credit import running_sum
+from lit_klrb.models import growing
+from lit_klrb.models.generation import Sampling, generate_completions
+from lit_klrb.models.growing import records
 from lit_klrb.run.options import prefer_determinism
 
 on_a_gpu = pytest.mark.skipif("LIT_KLRB_TEST_ACCELERATOR" not in os.environ, reason="make gpu runs it")
@@ -30,6 +35,61 @@ def test_running_sums_repeat_bit_for_bit(rows):
     first, *others = (running_sum(values.cuda()) for _ in range(20))
     assert torch.allclose(first.cpu(), values.cumsum(-1), rtol=1e-12, atol=1e-12)
     assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.fixture
+def policy():
+    """A model whose passes can be recorded, and how often Python has called it."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = AutoConfig.for_model("llama", vocab_size=50, max_position_embeddings=64, **sizes)
+    policy, calls = AutoModelForCausalLM.from_config(config).cuda().eval(), []
+    with torch.no_grad():
+        policy.lm_head.weight.mul_(20)
+    policy.register_forward_pre_hook(lambda *_: calls.append(1))
+    return policy, calls
+
+
+def sampled(policy, ends=()):
+    prompts = torch.tensor([[1, 2, 3], [0, 4, 5]], device="cuda")
+    options = {"seed": 0, "ends": ends, "pad_token_id": 0}
+    return generate_completions(policy, prompts, prompts > 0, Sampling(8, 24), **options).completions
+
+
+@on_a_gpu
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("ends", [(), (7, 8, 9)])
+def test_recorded_passes_draw_the_same_tokens(policy, monkeypatch, ends, deterministic):
+    model, calls = policy
+    records(model)
+    calls.clear()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        twice = [sampled(model, ends), sampled(model, ends)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    # The prompts, then two passes for each recording, which a batch of half the size needs again
+    assert len(calls) == 2 * 3 if not ends else len(calls) < 2 * 12
+    monkeypatch.setattr(growing, "LEAST_RECORDED", 1000)
+    assert all(torch.equal(tokens, sampled(model, ends)) for tokens in twice)
+    assert len(calls) > 2 * 12
+
+
+@on_a_gpu
+def test_a_pass_that_cannot_be_recorded_is_made_as_it_is(policy, monkeypatch, capsys):
+    model, _ = policy
+    monkeypatch.setattr(terminal, "_SAID", set())
+    with monkeypatch.context() as context:
+        context.setattr(growing, "LEAST_RECORDED", 1000)
+        expected = sampled(model)
+
+    def wait(module, inputs, output):
+        output.last_hidden_state.sum().item()
+
+    model.model.register_forward_hook(wait)
+    assert torch.equal(sampled(model), expected)
+    assert torch.rand(1, device="cuda") < 1
+    assert "longer than by recorded passes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -201,11 +201,16 @@ def test_rows_of_similar_length_are_read_together_after_prompts_that_are_read_on
     found, read = [], []
     split.backbone.register_forward_hook(lambda model, inputs, states: read.append(states[0].shape[:2]))
     # 7,000 weights spare too little by any further part
-    assert len(heads.by_length(rollout, heads.MOST, split.weights)) == 1
-    monkeypatch.setattr(heads, "WORTH", 1e5)
+    split.hidden_states(rollout)
+    assert read == [(8, 2), (32, 12)]
+    read.clear()
+    split.hidden_states(rollout, worth=(49 * split.weights, 1e12))  # prompts spare 2 · 24 tokens
+    assert read == [(32, 14)]
+    read.clear()
+    monkeypatch.setitem(heads.WORTH, "cpu", (0, 1e5))
     for most in (1, heads.MOST):
         monkeypatch.setattr(heads, "MOST", most)
-        parts = heads.by_length(rollout, most, split.weights)
+        parts = heads.by_length(rollout, most, 1e5 / split.weights)
         assert len(parts) == most
         assert sorted(torch.cat([rows for rows, _ in parts]).tolist()) == [*range(32)]
         assert all(length == lengths[rows].max() or most == 1 for rows, length in parts)

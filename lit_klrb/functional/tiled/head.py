@@ -1,6 +1,6 @@
 """A language-model head that is applied block by block, and its gradients."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,10 @@ class _WeightGradient:
     def add_rows(self, tokens: Tensor, values: Tensor) -> None:
         """Add values [N, D] to the rows of tokens [N]; tokens may repeat."""
         for start, block in self._sums.items():
-            inside = (tokens >= start) & (tokens < start + len(block))
+            # On a GPU, where there is one block, a choice of rows would wait for all that it has to do
+            inside: Any = slice(None)
+            if len(self._sums) > 1:
+                inside = (tokens >= start) & (tokens < start + len(block))
             block.index_add_(0, tokens[inside] - start, values[inside])
 
     def finish(self) -> Tensor:
