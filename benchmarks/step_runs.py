@@ -36,8 +36,15 @@ from .turns import Clock
 def _in_trl(clock: Clock, steps: int = 1) -> list[TrainerCallback]:
     """Callbacks of TRL's trainer."""
     callback = TrainerCallback()
+    callback.on_train_begin = lambda *_, **__: clock.begin()  # type: ignore[method-assign]
     callback.on_step_end = lambda *_, **__: clock.tick(steps)  # type: ignore[method-assign]
     return [callback]
+
+
+def _in_lightning(clock: Clock, steps: int) -> LambdaCallback:
+    return LambdaCallback(
+        on_train_start=lambda *_: clock.begin(), on_train_batch_end=lambda *_: clock.tick(steps)
+    )
 
 
 class ShareLogger(DummyLogger):
@@ -81,7 +88,7 @@ def _fit(
         precision=task.precision,  # type: ignore[arg-type]
         max_steps=cycles * steps,
         logger=logger,
-        callbacks=[*callbacks, LambdaCallback(on_train_batch_end=lambda *_: clock.tick(steps))],
+        callbacks=[*callbacks, _in_lightning(clock, steps)],
         gradient_clip_val=1.0,
         limit_val_batches=0,
         enable_checkpointing=False,

@@ -1,5 +1,6 @@
 """Trainers in processes of their own that take turns by cycle: what else the machine does affects all."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
@@ -16,18 +17,26 @@ class Clock:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._steps, self._start = 0, now()
+        self._steps, self._start = 0, math.nan
+
+    def begin(self) -> None:
+        """The trainer has read its model and data, and waits for its first turn."""
+        self._connection.send(None)
+        self._wait()
 
     def tick(self, steps: int) -> None:
         """A step of the trainer has ended, of which a cycle has a number."""
         self._steps += 1
         if self._steps % steps == 0:
             self._connection.send(now() - self._start)
-            self._connection.recv()
-            self._start = now()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._connection.recv()
+        self._start = now()
 
 
-# Trains for a number of cycles, ticks after each step, and returns the shares of its stages
+# Trains for a number of cycles, begins and ticks after each step, and returns the shares of its stages
 Training = Callable[[Clock, int], dict[str, float]]
 
 
@@ -40,7 +49,7 @@ class Trained(NamedTuple):
 
 
 def take_turns(trainings: Sequence[Training], cycles: int) -> list[Trained]:
-    """Train, each for one cycle at a time.
+    """Train, each for one cycle at a time; models and data are read side by side.
 
     Raises:
         EOFError: If a training ends early; it prints why.
@@ -57,6 +66,8 @@ def take_turns(trainings: Sequence[Training], cycles: int) -> list[Trained]:
         process.start()
         theirs.close()
     connections = [ours for ours, _ in pipes]
+    for connection in connections:
+        connection.recv()
     found: list[list[float]] = [[] for _ in trainings]
     for _ in range(cycles):
         for connection, seconds in zip(connections, found, strict=True):
@@ -70,7 +81,6 @@ def take_turns(trainings: Sequence[Training], cycles: int) -> list[Trained]:
 
 def _train(training: Training, cycles: int, connection: Connection) -> None:
     warnings.simplefilter("ignore")
-    connection.recv()
     shares: list[dict[str, float]] = []
     megabytes = peak_megabytes(lambda: None, lambda: shares.append(training(Clock(connection), cycles)))
     connection.send((*shares, megabytes))

@@ -24,6 +24,7 @@ def test_trainers_alternate_by_cycle_and_each_counts_its_own_time(tmp_path, monk
 
     def training(name, steps):
         def train(clock, cycles):
+            clock.begin()
             for _ in range(cycles * steps):
                 with order.open("a") as file:
                     file.write(name)
@@ -41,6 +42,7 @@ def test_trainers_alternate_by_cycle_and_each_counts_its_own_time(tmp_path, monk
 
 def test_a_trainer_that_fails_ends_the_comparison(capfd):
     def fails(clock, cycles):
+        clock.begin()
         clock.tick(1)
         raise RuntimeError("out of memory")
 
