@@ -185,13 +185,13 @@ class _Fixed(DynamicLayer):
         assert self.keys is not None
         assert self.values is not None
         # Each place is written once, in any order; the deterministic way cannot be recorded
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(False)
+        mode = torch.get_deterministic_debug_mode()
+        torch.set_deterministic_debug_mode("default")
         try:
             self.keys.index_copy_(2, self._place, key_states.to(self.keys.dtype))
             self.values.index_copy_(2, self._place, value_states.to(self.values.dtype))
         finally:
-            torch.use_deterministic_algorithms(deterministic)
+            torch.set_deterministic_debug_mode(mode)
         return self.keys, self.values
 
 

@@ -69,6 +69,16 @@ def test_logits_are_those_of_whole_sequences(kind, make_sequences):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_a_pass_leaves_what_was_asked_of_operations_as_it_was(mode):
+    torch.set_deterministic_debug_mode(mode)
+    try:
+        grown(InPlace(make("llama"), PROMPTS, MASK, room=4))
+        assert torch.get_deterministic_debug_mode() == mode
+    finally:
+        torch.set_deterministic_debug_mode("default")
+
+
 @pytest.mark.parametrize(("kind", "settings"), [*PLAIN.items(), ("mistral", {"sliding_window": 1000})])
 def test_a_model_that_needs_memory_that_moves_is_not_recorded(kind, settings):
     assert not records(make(kind, **settings))
