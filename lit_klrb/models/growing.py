@@ -15,7 +15,7 @@ from lit_klrb.models.sharding import is_sharded
 from lit_klrb.models.trials import agree, continues, continuing, key_value_cache, position_ids, trial_tokens
 from lit_klrb.terminal import say_once
 
-# Least number of tokens for which a pass is recorded: recording one takes as long as two.
+# Least number of tokens for which a pass is recorded, which takes Python two passes.
 LEAST_RECORDED = 4
 # The attribute of a model that says whether its passes may be recorded, which class and settings decide.
 RECORDS = "records_passes"
@@ -164,7 +164,10 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class _Fixed(DynamicLayer):
-    """A layer of a cache with room for tokens to come, which are written at a place on the device."""
+    """A layer of a cache with room for tokens to come, which are written at a place on the device.
+
+    Not transformers' `StaticLayer`, which gives values the type of keys: autocast leaves keys in float32.
+    """
 
     def __init__(self, layer: DynamicLayer, room: int, place: Tensor) -> None:
         super().__init__()

@@ -224,6 +224,14 @@ def test_rows_of_similar_length_are_read_together_after_prompts_that_are_read_on
         torch.testing.assert_close(parted, plain, rtol=1e-10, atol=1e-10)
 
 
+def test_the_trial_of_a_split_reads_equal_prompts_once_where_nothing_else_does(monkeypatch):
+    monkeypatch.setitem(heads.WORTH, "cpu", (1e12, 1e12))
+    model, read = make("gpt2", 0), []
+    model.base_model.register_forward_hook(lambda model, inputs, states: read.append(len(states[0])))
+    assert split_model(model).caches
+    assert 1 in read
+
+
 def test_states_that_are_added_up_in_float32_are_rounded_before_a_head_of_16_bits():
     config = AutoConfig.for_model("mamba", vocab_size=17, hidden_size=16, num_hidden_layers=1, state_size=4)
     model = AutoModelForCausalLM.from_config(config).bfloat16()
