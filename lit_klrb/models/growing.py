@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lit_klrb.models.cache_layers import Fixed, Roomy
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.models.trials import agree, continues, continuing, key_value_cache, position_ids, trial_tokens
 from lit_klrb.terminal import say_once
@@ -30,12 +31,16 @@ class Growing:
         model: The model.
         prompts: Left-padded prompt ids, shape [B, N].
         mask: True on prompt tokens other than padding, shape [B, N].
+        room: Number of tokens to come, at most.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: Tensor, mask: Tensor) -> None:
-        self._model, self._unread = model, prompts
+    def __init__(self, model: PreTrainedModel, prompts: Tensor, mask: Tensor, room: int) -> None:
+        self._model, self._unread, self._room = model, prompts, room
         self._mask, self._positions = mask.long(), position_ids(mask)
         self._cache = key_value_cache(model) if continues(model) else None
+        if self._cache is not None:
+            layers: Any = self._cache.layers
+            self._cache.layers = [Roomy(room) if type(layer) is DynamicLayer else layer for layer in layers]
 
     def logits(self) -> Tensor:
         """The logits of each sequence's next token, shape [B, V]."""
@@ -76,8 +81,7 @@ class InPlace(Growing):
     """
 
     def __init__(self, model: PreTrainedModel, prompts: Tensor, mask: Tensor, room: int) -> None:
-        super().__init__(model, prompts, mask)
-        self._room = room
+        super().__init__(model, prompts, mask, room)
         # The column that the next pass writes; None before the first, which reads the prompts
         self._place: Tensor | None = None
 
@@ -91,7 +95,7 @@ class InPlace(Growing):
         self._unread, self._positions = self._unread[:, -1:].clone(), self._positions[:, -1:].clone()
         assert self._cache is not None
         layers: Any = self._cache.layers
-        self._cache.layers = [_Fixed(layer, self._room, self._place) for layer in layers]
+        self._cache.layers = [Fixed(layer, self._room, self._place) for layer in layers]
         return logits
 
     def append(self, tokens: Tensor) -> None:
@@ -163,41 +167,6 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class _Fixed(DynamicLayer):
-    """A layer of a cache with room for tokens to come, which are written at a place on the device.
-
-    Not transformers' `StaticLayer`, which gives values the type of keys: autocast leaves keys in float32.
-    """
-
-    def __init__(self, layer: DynamicLayer, room: int, place: Tensor) -> None:
-        super().__init__()
-        keys, values = layer.keys, layer.values
-        assert keys is not None
-        assert values is not None
-        self.lazy_initialization(keys, values)
-        if torch.is_autocast_enabled(keys.device.type):  # to which attention casts them at each use
-            dtype = torch.get_autocast_dtype(keys.device.type)
-            keys, values = keys.to(dtype), values.to(dtype)
-        self.keys, self.values = (pad(states, (0, 0, 0, room)) for states in (keys, values))
-        self._place = place
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the states of one token per sequence, shape [B, H, 1, D]; returns all."""
-        assert self.keys is not None
-        assert self.values is not None
-        # Each place is written once, in any order; the deterministic way cannot be recorded
-        mode = torch.get_deterministic_debug_mode()
-        torch.set_deterministic_debug_mode("default")
-        try:
-            self.keys.index_copy_(2, self._place, key_states.to(self.keys.dtype))
-            self.values.index_copy_(2, self._place, value_states.to(self.values.dtype))
-        finally:
-            torch.set_deterministic_debug_mode(mode)
-        return self.keys, self.values
-
-
 def growing(model: PreTrainedModel, prompts: Tensor, mask: Tensor, room: int) -> Growing:
     """Sequences that begin with prompts, on a GPU with recorded passes unless processes share the model.
 
@@ -210,7 +179,7 @@ def growing(model: PreTrainedModel, prompts: Tensor, mask: Tensor, room: int) ->
     may_record = model.device.type == "cuda" and room >= LEAST_RECORDED and not is_sharded(model)
     if may_record and continues(model) and records(model):
         return Recorded(model, prompts, mask, room)
-    return Growing(model, prompts, mask)
+    return Growing(model, prompts, mask, room)
 
 
 def records(model: PreTrainedModel) -> bool:
@@ -233,7 +202,7 @@ def _agrees_in_place(model: PreTrainedModel) -> bool:
     tokens, mask = trial_tokens(model)
     steps = tokens.shape[1] - tokens.shape[1] // 2
     read, coming = tokens[:, :-steps], tokens[:, -steps:].unbind(1)
-    plain = Growing(model, read, mask[:, :-steps])
+    plain = Growing(model, read, mask[:, :-steps], steps)
     fixed = InPlace(model, read, mask[:, :-steps], steps)
     agrees = agree(fixed.logits(), plain.logits())
     for token in coming:

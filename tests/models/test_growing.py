@@ -61,12 +61,32 @@ def whole(model):
 
 
 @pytest.mark.parametrize("kind", RECORDED)
-@pytest.mark.parametrize("make_sequences", [Growing, lambda *given: InPlace(*given, room=4)])
-def test_logits_are_those_of_whole_sequences(kind, make_sequences):
+@pytest.mark.parametrize("sequences", [Growing, InPlace])
+def test_logits_are_those_of_whole_sequences(kind, sequences):
     model = make(kind)
     assert records(model)
-    for ours, plain in zip(grown(make_sequences(model, PROMPTS, MASK)), whole(model), strict=True):
+    for ours, plain in zip(grown(sequences(model, PROMPTS, MASK, room=4)), whole(model), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_keys_and_values_stay_where_they_are_and_are_cast_once():
+    sequences = Growing(make("gpt2").float(), PROMPTS, MASK, room=3)
+    places = []
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        for _ in range(4):
+            sequences.logits()
+            sequences.append(torch.tensor([5, 6]))
+            layers = sequences._cache.layers
+            places += [[(s.dtype, s.data_ptr()) for s in (layer.keys, layer.values)] for layer in layers]
+    assert places[2:4] == places[4:6] == places[6:]
+    assert {dtype for layer in places[2:] for dtype, _ in layer} == {torch.float32}
+
+
+@pytest.mark.parametrize("sequences", [Growing, InPlace])
+def test_more_tokens_than_there_is_room_for_are_an_error(sequences):
+    with pytest.raises((RuntimeError, IndexError)):
+        grown(sequences(make("gpt2"), PROMPTS, MASK, room=3))
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])
