@@ -75,7 +75,7 @@ def plan_command(arguments: argparse.Namespace) -> int:
     for label, arm in locked.items():
         name = arm.estimator or arm.module or "unknown"
         arms.append((label, name + ", biased" * arm.biased, arm.optimises or ""))
-    print_table(("arm", "estimator", "its gradient optimises"), arms)
+    print_table(("arm", "estimator", "its expected gradient is that of"), arms)
     for label, arm in locked.items():
         for key, (own, control) in arm.evaluation.items():
             values = f"{key} = {own}, the control with {control}"

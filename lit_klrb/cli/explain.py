@@ -82,7 +82,7 @@ def _print_overview() -> None:
     for about in _overview():
         training = "yes" if about["refusal"] is None else "refused"
         rows.append((about["name"] or "", about["optimises"] or "", training))
-    print_table(("estimator", "its gradient optimises", "training"), rows)
+    print_table(("estimator", "its expected gradient is that of", "training"), rows)
     print("\nFormula, cost, bias and where it is used: python -m lit_klrb explain NAME")
 
 

@@ -26,19 +26,19 @@ ADVICE = (
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
         "small models of reviews ended at 4.71 in reward - beta KL with it and at 3.58 with MonteCarlo; on "
-        "SmolLM2 no difference was found, but a clear gain with model.prefix_reward_every: 1, where "
-        "beginnings of completions can be scored, in 1 of 6 sweeps (docs/choosing.md)",
+        "SmolLM2 no difference was found, but a gain with model.prefix_reward_every, where beginnings of "
+        "completions can be scored, in 2 of 9 comparisons (docs/results.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",
         TiltedRaoBlackwell,
-        "gained most on the toy with such a reward, and tolerates larger learning rates (docs/results.md)",
+        "gained most on the toy with such a reward, and tolerates larger learning rates (replication/results/studies/README.md)",
     ),
     Advice(
         "distillation, or a KL without a reward",
         RaoBlackwell,
         "the exact KL has a small fraction of MonteCarlo's noise; distillation's default is a "
-        "discount from 0 to 1 over the run, which ended lowest on reviews (docs/distillation.md)",
+        "discount from 0 to 1 over the run, which ended lowest on reviews (docs/results.md)",
     ),
     Advice(
         "a teacher that sends only its most probable tokens",

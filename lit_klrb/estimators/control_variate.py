@@ -86,7 +86,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
         return "prefix_rewards" in self.directions
 
     formula = (
-        "c_t = (1 - g) sum_s r_s + g sum_{s>t} KL_s, l_t = g KL_t, and multiples of baselines and of"
+        "c_t = (1 - a) sum_s r_s + a sum_{s>t} KL_s, l_t = a KL_t, and multiples of baselines and of"
         " token values, all fitted on other prompts"
     )
 
