@@ -16,7 +16,7 @@ KEYS = {
     "model.max_new_tokens": "N  maximum length of a completion",
     "model.learning_rate": "NUMBER  of AdamW",
     "data": "CLASS      PromptDataModule, PreferenceDataModule, ReviewDataModule, TextPairDataModule, ...",
-    "data.source": "PATH  the corpus: a .jsonl, .json, .csv, .tsv, .parquet or .txt file, a folder of them, or a hub id",
+    "data.source": "PATH  a .jsonl, .json, .csv, .tsv, .parquet or .txt file, a folder, or a hub id",
     "data.batch_size": "N  examples or prompts per step",
     "trainer.max_steps": "N  optimizer steps",
     "trainer.default_root_dir": "DIR  the run directory",

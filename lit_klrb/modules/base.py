@@ -275,6 +275,10 @@ class TrainedModule(L.LightningModule, ABC):
                 # Blocks checkpoint in training mode only; this does not change the mode of dropout layers
                 block.training = True
 
+    def on_train_end(self) -> None:
+        """Keep the step of the policy, for evaluations that follow."""
+        self._checkpoint_step = self.global_step
+
     def on_validation_epoch_end(self) -> None:
         """Log the evaluation."""
         self.conclude_evaluation("val")

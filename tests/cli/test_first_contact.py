@@ -104,6 +104,7 @@ def test_given_prompts_are_not_cut_and_a_smaller_evaluation_is_announced(chain, 
     assert f"wrote {run} (1 steps); to use it elsewhere: {export}\n" in output
     # The table before the first step has one column of texts, and each begins with a whole prompt
     assert output.index("first evaluation") > output.index("step 0: reward")
+    assert output.count("step 0: reward") == output.count("step 1: reward") == 1
     with (run / "completions" / "step_000000.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert all(row["text"].startswith("The film was good,, and.") for row in rows)  # words it knows
