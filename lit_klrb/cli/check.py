@@ -24,13 +24,14 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lit_klrb import rewards, schema
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli.arguments import Arguments
+from lit_klrb.cli.door import MISSING
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import ending_of, quiet
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.rows import suffix_of
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import local_path
+from lit_klrb.files import check_target, local_path
 from lit_klrb.models.loading import GRAMMAR, check_exists, is_checkpoint
 from lit_klrb.models.rehearsal import Made, Rehearsal, UnknownModelError, rehearsing
 from lit_klrb.models.served import is_address
@@ -60,6 +61,9 @@ class CheckCLI(LitCLI):
     def before_instantiate_classes(self) -> None:
         """Check that all inputs exist, folders and data included."""
         super().before_instantiate_classes()
+        if self.is_here:
+            root = self.config["fit"].trainer.default_root_dir
+            check_target(Path(root) / schema.CHECKPOINT, "trainer.default_root_dir")
         for section, keys in (("model", PATHS), ("data", DATA)):
             for key in keys:
                 for path in paths_of(self.arguments(section).get(key)):
@@ -219,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
     if options and not known.json:
         print("\n".join(_lines(answers[0])))
     else:
-        json.dump(answers[0] if options else answers, sys.stdout, indent=1 if options else None)
+        print(json.dumps(answers[0] if options else answers, indent=1 if options else None))
     return 0
 
 
@@ -260,6 +264,8 @@ def _lines_of_rows(shown: dict[str, Any]) -> list[str]:
 
 def _requests() -> list[list[str]]:
     """The command lines on standard input."""
+    if sys.stdin.isatty():
+        raise ConfigurationError(MISSING)
     with suppress(ValueError):
         requests = json.load(sys.stdin)
         lists = isinstance(requests, list) and all(isinstance(argv, list) for argv in requests)

@@ -24,6 +24,7 @@ from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.seeding import derive_seed
+from lit_klrb.terminal import say_once
 
 # Called with the number of rows that a batch had.
 Advance = Callable[[int], None]
@@ -92,6 +93,8 @@ def encode_windows(
         count += bool(starts)
     if not windows:
         raise ConfigurationError("all texts have fewer than two tokens", key=key)
+    if count < len(texts):
+        say_once(f"{len(texts) - count} of {len(texts)} {key} are left out: fewer than two tokens")
     return windows, numbers
 
 

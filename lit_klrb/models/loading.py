@@ -102,7 +102,9 @@ def check_exists(key: str, path: str) -> None:
 def errors_of(key: str, path: str) -> Iterator[None]:
     """Convert every exception inside the block to a `ConfigurationError` about the argument `key`."""
     check_exists(key, path)
-    with concerning(path, key=key), refusing("cannot be loaded"):  # libraries raise all kinds of exceptions
+    missing = "is no folder here, and as a hub id " * (not looks_local(path))
+    problem = f"{missing}cannot be loaded"
+    with concerning(path, key=key), refusing(problem):  # libraries raise all kinds of exceptions
         yield
 
 

@@ -145,7 +145,12 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
             "EstimationStudy: needs 1 × 1000 training prompts, got 32",
         ),
         ("dpo", ["--model.completions_per_prompt", "1"], "must be at least 2 unless the data"),
-        ("rloo", ["--model.policy_path", "models/mine"], "models/mine: cannot be loaded: "),  # no hub id
+        (
+            "rloo",
+            ["--model.policy_path", "models/mine"],
+            "models/mine: is no folder here, and as a hub id cannot be loaded: ",
+        ),
+        ("rloo", ["--trainer.default_root_dir", "/dev/null"], "trainer.default_root_dir: /dev/null/"),
     ],
 )
 def test_what_fit_would_find_at_its_first_step(chain, capsys, stage, wrong, message):
@@ -193,6 +198,13 @@ def test_invalid_requests_are_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert main(["check"]) == 2
     assert "standard input must be a JSON list of command lines of fit" in capsys.readouterr().err
+
+
+def test_a_terminal_is_not_waited_for(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert main(["check"]) == 2
+    assert "name a configuration" in capsys.readouterr().err
 
 
 # What fit refuses, and what the line says

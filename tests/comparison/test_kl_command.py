@@ -9,6 +9,7 @@ import pytest
 import torch
 from written import save, write_rows
 
+from lit_klrb import terminal
 from lit_klrb.cli.main import main
 from lit_klrb.comparison.measure import (
     encode_prompts,
@@ -108,6 +109,13 @@ def test_windows_of_a_text_predict_each_token_once(kl):
         assert [window[0] for window in own[1:]] == [window[-1] for window in own[:-1]]
     found = json.loads(kl("--texts", "texts.txt", "--json", "--max_tokens", "3")[1])["directions"]["forward"]
     assert (found["tokens"], found["clusters"]) == (sum(map(len, ids)) - len(TEXTS), len(TEXTS))
+
+
+def test_texts_that_are_left_out_are_counted(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "_SAID", set())
+    encode_windows("texts", [*TEXTS, "", "good"], grammar_tokenizer(), 3)
+    line = f"2 of {len(TEXTS) + 2} texts are left out: fewer than two tokens"
+    assert line in capsys.readouterr().err
 
 
 def test_completions_are_sampled_from_the_first_model_of_each_direction(models, kl):
