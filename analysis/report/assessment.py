@@ -113,11 +113,15 @@ def title_of(assessment: Assessment) -> str:
     best = max(comparisons, key=_favourable)
     if best.primary.outcome is Outcome.BETTER:
         return _of_one(best)
+    arms, found = f"{len(comparisons)} arms", {one.primary.outcome for one in comparisons}
     words = {Outcome.WORSE: "worse than", Outcome.EQUIVALENT: "equivalent to"}
-    same = words.get(best.primary.outcome)
-    if same and {one.primary.outcome for one in comparisons} == {best.primary.outcome}:
-        return f"Each of {len(comparisons)} arms is {same} {control}"
-    return f"No arm of {len(comparisons)} is better than {control}"
+    if len(found) == 1 and (same := words.get(best.primary.outcome)):
+        return f"Each of {arms} is {same} {control}"
+    if found <= words.keys():  # what is open may be better
+        return f"No arm of {len(comparisons)} is better than {control}"
+    if found == {Outcome.CANNOT_REJECT}:
+        return f"These runs are too few to tell any of {arms} from {control}"
+    return f"It is open whether any of {arms} {_aim(best)} {control}"
 
 
 def sentence_of(assessment: Assessment) -> str:
@@ -148,6 +152,12 @@ def _favourable(comparison: Comparison) -> tuple[bool, float]:
     return primary.outcome is Outcome.BETTER, sign * primary.estimate.value
 
 
+def _aim(comparison: Comparison) -> str:
+    """What a better arm does."""
+    by_kl = comparison.primary.claim.key == "kl"
+    return "ends nearer to the reference than" if by_kl else "earns more than"
+
+
 def _of_one(comparison: Comparison) -> str:
     primary, pairs = comparison.primary, comparison.pairs
     value, interval = primary.estimate.value, primary.interval
@@ -175,5 +185,4 @@ def _of_one(comparison: Comparison) -> str:
         case Outcome.CANNOT_REJECT:
             return f"These runs are too few to tell {treatment} from {control}"
         case _:
-            what = "ends nearer to the reference" if of_kl else "earns more"
-            return f"It is open whether {treatment} {what} than {control}: {shown}, {ends}"
+            return f"It is open whether {treatment} {_aim(comparison)} {control}: {shown}, {ends}"
