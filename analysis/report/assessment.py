@@ -1,6 +1,5 @@
 """A sweep with its comparisons, from which all sections are built, and its answer in one sentence."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,17 +142,22 @@ def meaning_of(assessment: Assessment) -> str:
             "less β for each nat of KL to the reference."
         )
     level = f"{100 * (1 - primary.level):.4g}"
-    return f"{what} Differences are means over β of matched runs, with {level} % intervals."
+    ranked = [one.pairs.treatment for one in assessment.comparisons if one.primary.by_ranks]
+    as_ranks = f" Those of {', '.join(ranked)} are of ranks, as runs diverged." if ranked else ""
+    return f"{what} Differences are means over β of matched runs, with {level} % intervals.{as_ranks}"
 
 
-def _favourable(comparison: Comparison) -> tuple[bool, float]:
+def _favourable(comparison: Comparison) -> tuple[bool, bool, float]:
+    """The key by which the best comparison is the largest; differences of ranks are not those of values."""
     primary = comparison.primary
     sign = 1 if primary.claim.higher_is_better else -1
-    return primary.outcome is Outcome.BETTER, sign * primary.estimate.value
+    return primary.outcome is Outcome.BETTER, not primary.by_ranks, sign * primary.estimate.value
 
 
 def _aim(comparison: Comparison) -> str:
     """What a better arm does."""
+    if comparison.primary.by_ranks:
+        return "is better than"
     by_kl = comparison.primary.claim.key == "kl"
     return "ends nearer to the reference than" if by_kl else "earns more than"
 
@@ -166,7 +170,7 @@ def _of_one(comparison: Comparison) -> str:
     shown, ends = aligned(value, decimals), aligned_ends(interval, decimals)
     of_kl = primary.claim.key == "kl"
     match primary.outcome:
-        case Outcome.BETTER | Outcome.WORSE if pairs.diverged.any() or math.isnan(value):
+        case Outcome.BETTER | Outcome.WORSE if primary.by_ranks:
             return f"{treatment} is {primary.outcome.value} than {control}, by ranks as runs diverged"
         case Outcome.BETTER | Outcome.WORSE:
             if interval is not None and value < 0:  # that of the size of the difference
@@ -184,5 +188,8 @@ def _of_one(comparison: Comparison) -> str:
             return f"{treatment} and {control} are equal within {margin}: {shown}, {ends}"
         case Outcome.CANNOT_REJECT:
             return f"These runs are too few to tell {treatment} from {control}"
+        case _ if primary.by_ranks:
+            by = "" if primary.doubt else "by ranks "
+            return f"It is open whether {treatment} {_aim(comparison)} {control}, {by}as runs diverged"
         case _:
             return f"It is open whether {treatment} {_aim(comparison)} {control}: {shown}, {ends}"

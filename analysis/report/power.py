@@ -161,7 +161,14 @@ def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator
         if pairs is None
         else detectable_difference(pairs, plan.grid.replicates, plan.level)
     )
-    yield f"  difference in J detected with 80% power: {number(found)} reward units"
+    reach = "unknown, of too few pairs" if found is None else f"{number(found)} reward units"
+    yield f"  difference in J detected with 80% power: {reach}{'' if pairs is None else of_finite(pairs)}"
+
+
+def of_finite(pairs: Pairs) -> str:
+    """From which pairs a difference in J is, if not from all."""
+    finite, total = len(pairs.finite), len(pairs)
+    return f", from the {finite} of {total} pairs in which no run diverged" if finite < total else ""
 
 
 def _assumed(plan: Plan) -> Scenario:

@@ -17,6 +17,9 @@ from scipy import stats
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.pairs import FloatArray, Pairs
 
+RANKS = "rank among the runs of its beta (0 to 1)"
+"""The unit of differences if a run diverged and has no value."""
+
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
@@ -88,7 +91,7 @@ def ranked(pairs: Pairs, values: FloatArray, *, lower_is_better: bool = False) -
         rows = pairs.beta_index == index
         ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
     differences = sign * (ranks[:, 0] - ranks[:, 1])
-    return Contrast(differences, equal_betas(pairs), "rank among the runs of its beta (0 to 1)", True)
+    return Contrast(differences, equal_betas(pairs), RANKS, True)
 
 
 def objective(pairs: Pairs) -> FloatArray:

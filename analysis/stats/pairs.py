@@ -71,6 +71,11 @@ class Pairs:
         gone = self.diverged
         return np.where(gone, np.inf, self.kl), np.where(gone, -np.inf, self.reward)
 
+    @property
+    def finite(self) -> "Pairs":
+        """The pairs in which no run diverged, whose differences are values."""
+        return self.subset(np.asarray(~self.diverged.any(axis=1)))
+
     def subset(self, mask: BoolArray) -> "Pairs":
         """The pairs where `mask` [P] is true."""
         names = ("beta", "beta_index", "replicate", "unit", "kl", "reward")

@@ -178,10 +178,16 @@ def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float 
     """The difference in J that a t test at `level` detects with 80 % power, estimated as in the report.
 
     Args:
-        pairs: Pairs of a pilot, or of the sweep itself.
+        pairs: Pairs of a pilot, or of the sweep itself. Those with a diverged run have no difference in J.
         replicates: Replicates of the planned sweep.
         level: The level of each comparison.
+
+    Returns:
+        The difference; None if too few pairs are left, or none of a beta.
     """
+    betas, pairs = len(pairs.beta_indices), pairs.finite
+    if len(pairs.beta_indices) < betas:
+        return None
     estimate = mean_of(objective_contrast(pairs), pairs)
     if not estimate.degrees > 0:
         return None
@@ -225,7 +231,7 @@ def detectable_over_blocks(
         drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
         error = float(_sums(scenario, *drawn).sum(axis=1).std())
     else:
-        pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
+        pairs = pairs.finite
         contrast = (kl_contrast if scenario.outcome == "kl" else objective_contrast)(pairs)
         found = mean_of(contrast, pairs)
         degrees = found.degrees

@@ -21,12 +21,12 @@ import numpy as np
 from analysis.design.rates import edge_of, trial_outcomes
 from analysis.results.sweep import Sweep
 from analysis.stats.claims import KL_DECIDES, MATCHED_KL, OBJECTIVE
-from analysis.stats.contrast import Contrast, TTest, kl_contrast, objective_contrast
+from analysis.stats.contrast import Contrast, TTest, kl_contrast, mean_of, objective_contrast
 from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import MatchedKL, matched_kl
 from analysis.stats.pairs import BoolArray, FloatArray, IntArray, Pairs
 from analysis.stats.swaps import SwapTest
-from analysis.stats.text import fixed
+from analysis.stats.text import count, fixed, signed
 from analysis.stats.verdict import Outcome, Verdict
 from lit_klrb import schema
 
@@ -220,12 +220,23 @@ def primary_finding(pairs: Pairs, rules: Rules) -> Verdict:
     claim = KL_DECIDES if rules.outcome == "kl" else OBJECTIVE
     contrast = primary_contrast(pairs, rules.outcome)
     if contrast.ranked:
-        found = Verdict.on(claim, pairs, contrast)
+        found = replace(Verdict.on(claim, pairs, contrast), note=_of_values(pairs, rules.outcome))
         # Whether a run diverged is the same for all swaps, but says something about the blocks
         return replace(found, doubt=_NO_VALUE) if pairs.over_blocks else found
     arms = rules.tuned, pairs.treatment, pairs.control
     found = Verdict.on(claim, pairs, contrast, regret_variance(*arms))
     return replace(found, margin=rules.margins.get(claim.key), note=_of_rates(*arms))
+
+
+def _of_values(pairs: Pairs, outcome: str) -> str:
+    """The mean difference of the pairs that have one, which ranks do not show."""
+    finite = pairs.finite
+    if not len(finite):
+        return "a run diverged in every pair"
+    contrast = primary_contrast(finite, outcome)
+    mean = f"{signed(mean_of(contrast, finite).value)} {contrast.unit}"
+    subject = "KL" if outcome == schema.KL else "J"
+    return f"mean difference in {subject} {mean} in the {count(len(finite), 'pair')} in which no run diverged"
 
 
 def _of_rates(tuned: Mapping[str, Tuned], *arms: str) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from analysis.stats.claims import Claim
-from analysis.stats.contrast import LOG_RATIO, Contrast, TTest, mean_of, over_blocks
+from analysis.stats.contrast import LOG_RATIO, RANKS, Contrast, TTest, mean_of, over_blocks
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.pairs import Pairs
@@ -149,6 +149,9 @@ class Verdict:
         """The outcome in the words of the claim, for tables."""
         if self.doubt or self.untested:
             return f"{self.outcome.value}: {self.doubt or self.untested}"
+        if self.by_ranks and self.outcome in (Outcome.BETTER, Outcome.WORSE):
+            # Ranks may differ in another direction than the values of the runs that have one
+            return f"ranks {'higher' if self.estimate.value > 0 else 'lower'} in {self.claim.subject}"
         return {Outcome.BETTER: self.claim.favourable, Outcome.WORSE: self.claim.unfavourable}.get(
             self.outcome, self.outcome.value
         )
@@ -167,7 +170,8 @@ class Verdict:
         subject, arms = self.claim.subject, f"{self.treatment} against {self.control}"
         match self.outcome:
             case Outcome.BETTER | Outcome.WORSE:
-                text = f"{self.treatment} has {self.label} than {self.control} ({evidence})."
+                verb = "" if self.by_ranks else "has "
+                text = f"{self.treatment} {verb}{self.label} than {self.control} ({evidence})."
                 return f"{text} {self.claim.caveat}".strip()
             case Outcome.EQUIVALENT:
                 return (
@@ -187,6 +191,11 @@ class Verdict:
                         what = f"ratio of about {number(math.exp(detectable))}"
                     reach = f" A design like this detects a {what} with 80% power."
                 return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence}).{reach}"
+
+    @property
+    def by_ranks(self) -> bool:
+        """Whether differences are those of ranks, as a run diverged."""
+        return self.unit == RANKS
 
     @property
     def over_blocks(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.report.power import spreads
+from analysis.report.power import of_finite, spreads
 from analysis.stats import Comparison
 from analysis.stats.contrast import rejections
 from analysis.stats.matching import matched_evaluations
@@ -62,6 +62,7 @@ def certificates(assessment: Assessment) -> Section | None:
         for pairs in (comparison.pairs for comparison in assessment.comparisons)
         if pairs.treatment in found
     }
+    told = {one.pairs.treatment: of_finite(one.pairs) for one in assessment.comparisons}
     powers = [f"Power at {'−' if by_kl else '+'}{lift:g} SD" for lift in LIFTS[1:]]
     return Section(
         "certificates",
@@ -72,7 +73,7 @@ def certificates(assessment: Assessment) -> Section | None:
             f"each at the level of one comparison, {plan.level:.2g}. Without a true "
             "difference it should reject no more often than that; the measured rate is its type-I error. "
             "The other tests: replication/evidence/certificates.md.",
-            *(f"{name}: {spreads(scenario)}." for name, scenario in found.items()),
+            *(f"{name}: {spreads(scenario)}{told[name]}." for name, scenario in found.items()),
         ],
         tables=[
             Table(

@@ -107,19 +107,22 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     first = comparisons[0]
     primary, level = first.primary, percent(1 - first.primary.level)
     decimals = decimals_of(one.primary.estimate.value for one in comparisons)
+    units = {one.primary.unit for one in comparisons}  # ranks if a run diverged
+    unit = f" ({primary.unit})" if len(units) == 1 else ""
 
     def at_matched_kl(one: Comparison) -> str:
         comparable = one.fit is not None and not one.fit.refused
         return aligned(one.matched.estimate.value, decimals, sign=True) if comparable else "–"
 
     return Table.of(
-        f"Each arm against {first.pairs.control}: difference in {primary.claim.subject} ({primary.unit}) "
+        f"Each arm against {first.pairs.control}: difference in {primary.claim.subject}{unit} "
         f"with its {level} interval, simultaneous over all arms, which excludes 0 if and only if p, "
         f"corrected for as many, is at most {primary.alpha:g}.",
         comparisons,
         ("Arm", lambda one: one.pairs.treatment),
         ("Verdict", lambda one: one.primary.outcome.value),
         ("Difference", lambda one: aligned(one.primary.estimate.value, decimals, sign=True)),
+        *((("Unit", lambda one: one.primary.unit),) if len(units) > 1 else ()),
         ("Interval", lambda one: aligned_ends(one.primary.interval, decimals)),
         ("p", lambda one: aligned(one.primary.adjusted, 3)),
         *(() if first.fit is None else (("Reward at matched KL", at_matched_kl),)),
