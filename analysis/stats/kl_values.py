@@ -46,9 +46,14 @@ class BiasVerdict:
         return float(np.minimum(1.0, self.estimate.p_value * self.family))
 
     @property
+    def level(self) -> float:
+        """The level of the interval: 90% for a single bias."""
+        return 1 - 2 * ALPHA / self.family
+
+    @property
     def interval(self) -> Interval | None:
-        """The interval that means equivalence if it is within the margin (TOST): of 90% for a single bias."""
-        return self.estimate.interval(1 - 2 * ALPHA / self.family)
+        """The interval that means equivalence if it is within the margin (TOST)."""
+        return self.estimate.interval(self.level)
 
     @property
     def heavy_tailed(self) -> bool:

@@ -16,7 +16,7 @@ from analysis.stats.kl_values import (
     EstimatorSpread,
     estimator_spreads,
 )
-from analysis.stats.text import ends_text, number
+from analysis.stats.text import ends_text, number, percent
 
 # Names of the estimates, as in the documentation.
 NAMES = {
@@ -150,12 +150,13 @@ def _table(label: str, spreads: Mapping[str, EstimatorSpread], artifact: ValueSt
         rows.append(
             (NAMES.get(name, name), mean, *deviations, *ratio, *_bias(spread.bias, artifact.tolerance))
         )
+    (level,) = {spread.bias.level for spread in spreads.values() if spread.bias is not None}
     return Table(
         f"{label[:1].upper()}{label[1:]}, in nats per completion. Mean: over prompts, ± its standard error "
         f"(n = {artifact.prompts} prompts). Variance: that of the estimate from M = {max(sizes)} relative to "
         f"{NAMES[REFERENCE]}, with a 95% jackknife interval over prompts, not corrected for multiple "
         "comparisons.",
-        (*columns, "Variance", "95% CI", "Bias", "90% CI", "Verdict"),
+        (*columns, "Variance", "95% CI", "Bias", f"{percent(level)} CI", "Verdict"),
         rows,
     )
 

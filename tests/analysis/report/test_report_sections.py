@@ -67,6 +67,8 @@ def test_studies_have_their_own_sections(better, tmp_path, undrawn):
     page = Page(build(runs).read_text("utf-8"))
     assert {"estimation", "gradient_noise"} <= set(page.ids)
     assert "10 completions of each of 6 prompts" in page.text
+    # Two estimators at two snapshots are compared with the reference
+    assert "Bias 97.5% CI Verdict" in page.text
     assert "inconclusive: fewer than 64 batches" in page.text
     assert len(landmarks(load_sweep(runs))) == 2, "a study is no warm start"
     assert verify(runs).differences == []
