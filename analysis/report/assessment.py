@@ -12,8 +12,8 @@ from analysis.stats.frontier import Reference
 from analysis.stats.intervals import Interval
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.pairs import Curves
-from analysis.stats.primary import primary_verdicts, tuned_arms
-from analysis.stats.text import aligned, aligned_ends, decimals_of, number, whole_percent
+from analysis.stats.primary import primary_contrast, primary_verdicts, tuned_arms
+from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, whole_percent
 from analysis.stats.verdict import Outcome
 from lit_klrb import schema
 
@@ -29,7 +29,8 @@ class Assessment:
     # One per arm other than the control, in plan order; empty without matched pairs
     comparisons: tuple[Comparison, ...]
     withheld: str = ""  # why there is no verdict, in a few words; empty if there is one
-    worst: str = ""  # what the verdicts would be if the lost runs had been the worst; "" if none was lost
+    # What the verdicts would be if the lost runs had been those least in their favour; "" if none was lost
+    worst: str = ""
 
 
 def load_assessment(directory: Path) -> Assessment:
@@ -39,35 +40,49 @@ def load_assessment(directory: Path) -> Assessment:
     designs = [match(sweep, name, plan.primary.control) for name in plan.comparisons]
     designs = [pairs for pairs in designs if len(pairs)]
     withheld = _withheld(sweep, designs)
-    primary, count = plan.primary, len(plan.comparisons)
-    given = primary.alpha, primary.margins, primary.outcome, count
+    primary = plan.primary
+    given = primary.alpha, primary.margins, primary.outcome, len(plan.comparisons)
     rules = Rules(*given, corner_of(sweep), withheld, tuned_arms(sweep))
     comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
-    return Assessment(sweep, comparisons, withheld, "" if withheld else _if_worst(sweep, rules))
+    return Assessment(sweep, comparisons, withheld, "" if withheld else _if_worst(sweep, comparisons, rules))
 
 
-def _if_worst(sweep: Sweep, rules: Rules) -> str:
-    """The verdicts if each lost run had had the outcome of the worst run of its beta; "" if none was lost.
+def _if_worst(sweep: Sweep, comparisons: Sequence[Comparison], rules: Rules) -> str:
+    """The verdicts if the lost runs had been those least in their favour; "" if none was lost.
 
     Lost are the runs that ended without a result, and those that an import lacks and whose replicates it
-    leaves out.
+    leaves out. A bad control speaks for the other arm: the control's are as the best run of their beta, those
+    of the other arm as the worst; the reverse if the arm is worse.
     """
-    plan, places = sweep.plan, {cell.place: cell for cell in sweep.locked.cells.values()}
     lost = [*sweep.lost, *(place for one in sweep.failures if (place := one.cell.place) is not None)]
+    if not lost:
+        return ""
+    control = sweep.plan.primary.control
+    worse = {one.pairs.treatment for one in comparisons if one.primary.outcome is Outcome.WORSE}
+    designs = [
+        match(_filled(sweep, lost, control if name not in worse else name), name, control)
+        for name in sweep.plan.comparisons
+    ]
+    found = primary_verdicts([pairs for pairs in designs if len(pairs)], rules)
+    told = "; ".join(f"{one.treatment} against {one.control} {one.outcome.value}" for one in found)
+    return (
+        f"If {count(len(lost), 'lost run')} had been as the best of their β for {control}, and as the worst "
+        f"for other arms (the reverse where an arm is worse), the verdict would be: {told}."
+    )
+
+
+def _filled(sweep: Sweep, lost: Sequence[tuple[str, int, int]], best: str) -> Sweep:
+    """A sweep whose lost runs are as the worst run of their beta, those of the arm `best` as the best."""
+    outcome, places = sweep.plan.primary.outcome, {cell.place: cell for cell in sweep.locked.cells.values()}
     everywhere = [run for run in (*sweep.grid.values(), *sweep.left_out) if not run.diverged]
     filled = [*sweep.runs, *sweep.left_out]
     for arm, index, replicate in lost:
         same = [run for run in everywhere if run.point.beta_index == index]
         if same:
-            worst = min(same, key=lambda run: run.decisive(plan.primary.outcome))
-            filled.append(replace(worst, cell=places[arm, index, replicate]))
-    if not lost:
-        return ""
-    whole = replace(sweep, runs=tuple(filled), left_out=())
-    designs = [match(whole, name, plan.primary.control) for name in plan.comparisons]
-    found = primary_verdicts([pairs for pairs in designs if len(pairs)], rules)
-    told = "; ".join(f"{one.treatment} against {one.control} {one.outcome.value}" for one in found)
-    return f"If {len(lost)} lost runs had been as the worst of their β, the verdict would be: {told}."
+            choose = max if arm == best else min
+            taken = choose(same, key=lambda run: run.decisive(outcome))
+            filled.append(replace(taken, cell=places[arm, index, replicate]))
+    return replace(sweep, runs=tuple(filled), left_out=())
 
 
 def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:
@@ -119,7 +134,7 @@ def title_of(assessment: Assessment) -> str:
     if found <= words.keys():  # what is open may be better
         return f"No arm of {len(comparisons)} is better than {control}"
     if found == {Outcome.CANNOT_REJECT}:
-        return f"These runs are too few to tell any of {arms} from {control}"
+        return _nothing_to_test(comparisons, arms, control)
     return f"It is open whether any of {arms} {_aim(best)} {control}"
 
 
@@ -162,6 +177,18 @@ def _aim(comparison: Comparison) -> str:
     return "ends nearer to the reference than" if by_kl else "earns more than"
 
 
+def _nothing_to_test(comparisons: Sequence[Comparison], arm: str, control: str) -> str:
+    """Why the test cannot reject: no pair has a difference, or there are too few of them."""
+    designs, key = [one.pairs for one in comparisons], comparisons[0].primary.claim.key
+    if all(pairs.diverged.all() for pairs in designs):
+        return f"All runs of {arm} and {control} diverged"
+    if not any(primary_contrast(pairs, key).values.any() for pairs in designs):
+        what = "KL" if key == "kl" else "J"
+        return f"No run of {arm} differs in {what} from that of {control} that it is paired with"
+    which = arm if len(comparisons) == 1 else f"any of {arm}"
+    return f"These runs are too few to tell {which} from {control}"
+
+
 def _of_one(comparison: Comparison) -> str:
     primary, pairs = comparison.primary, comparison.pairs
     value, interval = primary.estimate.value, primary.interval
@@ -187,7 +214,7 @@ def _of_one(comparison: Comparison) -> str:
             margin = f"±{number(primary.margin)}"
             return f"{treatment} and {control} are equal within {margin}: {shown}, {ends}"
         case Outcome.CANNOT_REJECT:
-            return f"These runs are too few to tell {treatment} from {control}"
+            return _nothing_to_test([comparison], treatment, control)
         case _ if primary.by_ranks:
             by = "" if primary.doubt else "by ranks "
             return f"It is open whether {treatment} {_aim(comparison)} {control}, {by}as runs diverged"

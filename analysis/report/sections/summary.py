@@ -13,7 +13,7 @@ from analysis.stats import Comparison, Verdict
 from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.contrast import TTest, kl_ratio
 from analysis.stats.matching import warm_starts
-from analysis.stats.text import aligned, aligned_ends, count, decimals_of, percent
+from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, percent
 
 # The largest integer that JSON holds exactly.
 _LARGEST = 2**53
@@ -124,7 +124,7 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
         ("Difference", lambda one: aligned(one.primary.estimate.value, decimals, sign=True)),
         *((("Unit", lambda one: one.primary.unit),) if len(units) > 1 else ()),
         ("Interval", lambda one: aligned_ends(one.primary.interval, decimals)),
-        ("p", lambda one: aligned(one.primary.adjusted, 3)),
+        ("p", lambda one: number(one.primary.adjusted, 2)),
         *(() if first.fit is None else (("Reward at matched KL", at_matched_kl),)),
         ("KL ratio", lambda one: aligned(kl_ratio(one.pairs), 2)),
     )

@@ -236,7 +236,10 @@ TOLD = {
         "at one seed: a copy, or arms that do the same",
     ),
     "the best runs of the control as failures": (lost, "runs without a result: MonteCarlo 3, RaoBlackwell 0"),
-    "what the verdict would be without failures": (lost, "If 3 lost runs had been as the worst of their β"),
+    "what the verdict would be without failures": (
+        lost,
+        "If 3 lost runs had been as the best of their β for MonteCarlo",
+    ),
     "evaluations of the control removed": (
         change(CONTROL, lambda made: void(made, state="diverged", curves=["val/reward", "val/kl"])),
         "Some runs diverged. They rank last",
@@ -378,7 +381,7 @@ IMPORTS = {
         of_run(lambda row: None),
         STATED | {"incomplete": "leave_out_replicate"},
         False,
-        "If 1 lost runs had been as the worst of their β, the verdict would be: rb against mc better",
+        "is worse), the verdict would be: rb against mc better",
     ),
     "results copied": (
         lambda log: again(last),

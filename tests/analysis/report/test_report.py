@@ -7,9 +7,11 @@ from reading import FIVE, SMALL, Page, numbers, page_of, text_of
 from synthetic import diverge, fail, write_sweep
 
 from analysis.cli.main import main
+from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.elements import Table
 from analysis.report.figures import sheet
+from analysis.report.sections.summary import summary
 from analysis.report.verify import verify
 from analysis.stats.intervals import Interval
 
@@ -100,6 +102,27 @@ def test_a_diverged_run_is_listed_and_ranks_are_named(tmp_path):
     text = text_of(write_sweep(tmp_path, replicates=4, edit=diverge(("MonteCarlo", 2, 0))))
     assert "MonteCarlo, β = 0.2, replicate 0 diverged" in text
     assert "compared by rank" in text
+
+
+def test_a_small_p_is_shown_with_its_digits(tmp_path):
+    runs = write_sweep(tmp_path, replicates=6, lift={"RaoBlackwell": 0.9})
+    (table,) = summary(load_assessment(runs)).tables
+    assert table.cells[0][table.header.index("p")] == "0.00020"
+
+
+@pytest.mark.parametrize(("lift", "without"), [(0.3, "better"), (-0.3, "worse")])
+@pytest.mark.parametrize("arm", ["MonteCarlo", "RaoBlackwell"])
+def test_lost_runs_of_either_arm_are_taken_as_those_least_in_favour_of_the_verdict(
+    tmp_path, arm, lift, without
+):
+    lost = [(arm, index, replicate) for index in range(3) for replicate in range(3)]
+    design = {"replicates": 6, "lift": {"RaoBlackwell": lift}}
+    write_sweep(tmp_path, edit=lambda point, made: None if point in lost else made, **design)
+    for place in lost:
+        fail(tmp_path, place)
+    assessment = load_assessment(tmp_path)
+    assert assessment.comparisons[0].primary.outcome.value == without
+    assert assessment.worst.endswith("RaoBlackwell against MonteCarlo inconclusive.")
 
 
 def test_one_arm_alone_is_compared_with_nothing(tmp_path):

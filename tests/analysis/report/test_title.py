@@ -1,7 +1,7 @@
 """The answer of a sweep in one sentence."""
 
 import pytest
-from synthetic import write_sweep
+from synthetic import diverge, write_sweep
 
 from analysis.report.assessment import load_assessment, title_of
 
@@ -34,3 +34,22 @@ def test_where_the_kl_decides_it_is_open_which_arm_ends_nearer(tmp_path):
 def test_too_few_runs_are_no_evidence_that_no_arm_is_better(tmp_path):
     assessment = load_assessment(write_sweep(tmp_path, estimators=ARMS, replicates=1, betas={0: 0.1}))
     assert title_of(assessment) == "These runs are too few to tell any of 2 arms from MonteCarlo"
+
+
+def same(point, made):
+    made["final"] |= {"reward": 1.0, "kl": 2.0}
+    return made
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("edit", "title"),
+    [
+        (diverge(), "All runs of {} and MonteCarlo diverged"),
+        (same, "No run of {} differs in J from that of MonteCarlo that it is paired with"),
+    ],
+    ids=["diverged", "same"],
+)
+def test_runs_without_a_difference_are_not_too_few(tmp_path, edit, title, count):
+    runs = write_sweep(tmp_path, estimators=ARMS[:count], replicates=6, edit=edit)
+    assert title_of(load_assessment(runs)) == title.format("RaoBlackwell" if count == 2 else "2 arms")
