@@ -101,6 +101,7 @@ def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
     yield from _negative(grid, imported=origin is not None)
     if origin is not None:
         yield from _units(grid, plan, origin)
+        yield from _constant(grid, plan)
     for block in grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
         yield from _unlike(block, "end at different steps", _last_step, _rollouts)
     yield from _unlike(grid, "were made with different versions", _versions)
@@ -156,6 +157,17 @@ def _units(grid: Sequence[Run], plan: Plan, origin: Origin) -> Iterator[Problem]
             if ratio > most or (ratio < 0 and key == schema.REWARD):
                 text = f"at beta {beta:g} the {name} of {high} is {ratio:.2g} times that of {low}: {why}"
                 yield Problem(f"{text} `{line}` in the mapping states that {what}", serious=True)
+
+
+def _constant(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """Arms of which all runs have one reward or one KL, as where it was not computed."""
+    names = {schema.KL: "KL"} | ({} if plan.primary.outcome == schema.KL else {schema.REWARD: "reward"})
+    for arm, runs in grouped(grid, lambda run: run.point.arm).items():
+        for key, name in names.items():
+            values = {run.outcome(key) for run in runs}
+            if len(runs) > 1 and len(values) == 1:
+                text = f"all {len(runs)} runs of {arm} have the same {name}, {values.pop():g}"
+                yield Problem(f"{text}: was it computed, and is this its column?")
 
 
 def _furthest(values: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:

@@ -358,6 +358,18 @@ IMPORTS = {
         False,
         "`reward_unit: task` (all rewards are of one function, scale and sign, and none contains",
     ),
+    "no rewards of the control": (
+        each("mc", "reward", lambda row: 0.0),
+        STATED,
+        False,
+        "all 14 runs of mc have the same reward, 0: was it computed",
+    ),
+    "no KLs of one arm": (
+        each("rb", "kl", lambda row: 0.0),
+        STATED,
+        False,
+        "all 14 runs of rb have the same KL, 0: was it computed",
+    ),
     "KL per token of few tokens": (
         each("rb", "kl", lambda row: row["kl"] / 5),
         {},
