@@ -1,5 +1,7 @@
 """Audit of a published share of a Pareto frontier: its p-value, and how many points would be needed."""
 
+import re
+
 import numpy as np
 from scipy import stats
 
@@ -8,6 +10,7 @@ from lit_klrb.errors import ConfigurationError
 
 ALPHA, POWER = 0.05, 0.8
 LARGEST = 2_000
+_SHARE = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 
 
 def read_share(text: str) -> tuple[int, int]:
@@ -16,10 +19,13 @@ def read_share(text: str) -> tuple[int, int]:
     Raises:
         ConfigurationError: If the text is not such a share.
     """
-    first, _, second = text.partition("/")
-    if not (first.isdecimal() and second.isdecimal() and 0 < int(second) >= int(first)):
-        raise ConfigurationError(f"--share {text} is not allowed; K/N is expected: 7/9 for 7 of 9 points")
-    return int(first), int(second)
+    found = _SHARE.fullmatch(text)
+    wins, total = map(int, found.groups()) if found else (0, 0)
+    if not 0 < total >= wins:
+        raise ConfigurationError(
+            f"--share {text} is not allowed; K/N is expected, each of at most 6 digits: 7/9 for 7 of 9 points"
+        )
+    return wins, total
 
 
 def sign_p(wins: int, total: int) -> float:
@@ -30,6 +36,29 @@ def sign_p(wins: int, total: int) -> float:
         [0.1797, 0.0309, 0.0059, 0.0012]
     """
     return float(stats.binomtest(wins, total).pvalue) if total else 1.0
+
+
+def p_range(wins: int, total: int) -> tuple[float, float]:
+    """The smallest and largest p-value of a share, which does not tell how many pairs have both runs on.
+
+    Such a pair is one point of either side, and carries no information. Without it, the difference between
+    both sides is the same, of fewer discordant pairs, and so p is smaller. Pairs are swapped one by one.
+
+    Args:
+        wins: Number of frontier points of the treatment.
+        total: Number of frontier points.
+
+    Example:
+        >>> [round(p, 4) for p in p_range(7, 9)]  # 5 of 5 discordant pairs, and 7 of 9
+        [0.0625, 0.1797]
+    """
+    both = min(wins, total - wins)
+    return sign_p(wins - both, total - 2 * both), sign_p(wins, total)
+
+
+def range_text(wins: int, total: int) -> str:
+    """The range of p-values of a share; one number if all are equal."""
+    return " to ".join(dict.fromkeys(number(p, 2) for p in p_range(wins, total)))
 
 
 def points_needed(share: float) -> int | None:
@@ -52,15 +81,22 @@ def points_needed(share: float) -> int | None:
 
 
 def audit_share(wins: int, total: int) -> list[str]:
-    """Lines on the strongest evidence that "k of the n frontier points" can provide."""
-    lines = [
+    """Lines on the evidence that "k of the n frontier points" can be, by what it leaves open."""
+    both = min(wins, total - wins)
+    least, most = (probability(p) for p in p_range(wins, total))
+    unknown = "how many pairs have both runs on the frontier"
+    found = (
+        f"does not depend on {unknown}: {most}."
+        if least == most
+        else f"depends on {unknown}, which a share does not tell: {least} with {both}, the most possible, to "
+        f"{most} with none."
+    )
+    return [
         f"{wins} of {total} frontier points ({wins / total:.0%}) are the treatment's.",
-        "If every point is from a matched pair whose other run is not on the frontier, the exact two-sided "
-        f"swap {probability(sign_p(wins, total))}. Pairs with both runs on the frontier carry no "
-        "information; with such pairs, p is larger.",
-        f"The smallest attainable p with {total} such points is {number(sign_p(total, total), 2)}.",
+        f"The exact two-sided swap p of matched pairs, each with its own seed, {found}",
+        f"With none, all {total} points are of discordant pairs: the smallest attainable p is "
+        f"{number(sign_p(total, total), 2)}. {settle(wins, total)}",
     ]
-    return [*lines, settle(wins, total)]
 
 
 def settle(wins: int, total: int) -> str:

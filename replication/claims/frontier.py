@@ -6,9 +6,8 @@ import numpy as np
 
 from analysis.stats.intervals import Interval
 from analysis.stats.matching import match
-from analysis.stats.text import number
 from analysis.stats.verdict import Outcome, Verdict as Tested
-from replication.audit_share import points_needed, sign_p
+from replication.audit_share import points_needed, range_text
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import difference_text, p_text, share_text, with_level
@@ -66,11 +65,16 @@ def _frontier(evidence: Evidence, cut: float, wins: tuple[tuple[int, int], ...],
         for (one, arm, control), ratio in zip(reached, compared(reached, kl_finding), strict=True)
     ]
     numbers += [
-        Number(f"p if the published share is {k} of {n} points", "–", number(sign_p(k, n), 2))
+        Number(
+            f"p if the published share is {k} of {n} points, by pairs with both runs on the frontier",
+            "–",
+            range_text(k, n),
+        )
         for k, n in wins
     ]
     needed = points_needed(wins[0][0] / wins[0][1])
-    numbers.append(Number("points needed to show such a share (power 80 %)", "–", str(needed)))
+    what = "points needed to show such a share (power 80 %), if no pair has both runs on the frontier"
+    numbers.append(Number(what, "–", str(needed)))
     ours, theirs = (
         [share for design, share in found if design in group and decidable(share)]
         for group in (correct, released)

@@ -6,9 +6,11 @@ import re
 import numpy as np
 import pytest
 
+from analysis.stats.comparison import share_verdict
 from analysis.stats.frontier import nondominated
+from analysis.stats.pairs import Pairs
 from replication.__main__ import main
-from replication.audit_share import points_needed, sign_p
+from replication.audit_share import p_range, points_needed, sign_p
 
 
 def write(path, rows, header="method,kl,reward,beta,seed"):
@@ -114,8 +116,24 @@ def test_a_share_alone(capsys):
     assert main(["audit", "--share", "7/9"]) == 0
     out = capsys.readouterr().out
     assert "7 of 9 frontier points (78%)" in out
-    assert "p\u00a0=\u00a00.18" in out
+    assert "p\u00a0=\u00a00.062 with 2, the most possible, to p\u00a0=\u00a00.18 with none" in out
     assert "28 discordant pairs" in out
+
+
+@pytest.mark.parametrize(("wins", "total"), [(7, 9), (2, 9), (9, 9), (4, 8), (28, 36), (0, 3), (1, 2)])
+def test_the_p_values_of_a_share_are_those_of_all_numbers_of_pairs_with_both_runs_on(wins, total):
+    found = [sign_p(wins - both, total - 2 * both) for both in range(min(wins, total - wins) + 1)]
+    assert p_range(wins, total) == (min(found), max(found))
+
+
+def test_a_frontier_with_both_runs_of_two_pairs_has_the_smallest_p_of_its_share():
+    at = np.arange(7) + 1.0
+    kl, reward = np.column_stack([at, at + 0.3]), np.column_stack([at, at - 5.0])
+    kl[:2, 1], reward[:2, 1] = at[:2] + 0.5, at[:2] + 0.2  # the control's are on the frontier, too
+    pairs = Pairs("RB", "MC", np.ones(7), np.zeros(7, int), np.arange(7), np.arange(7), kl, reward)
+    verdict = share_verdict(pairs)
+    assert (verdict.share.count, verdict.share.total) == (7, 9)
+    assert verdict.test.p_value == p_range(7, 9)[0] == 0.0625
 
 
 @pytest.mark.parametrize(
@@ -123,6 +141,10 @@ def test_a_share_alone(capsys):
     [
         ([], "give either a CSV file of points or --share K/N"),
         (["--share", "9/7"], "--share 9/7 is not allowed; K/N is expected"),
+        (
+            ["--share", f"1/{10**20}"],
+            "K/N is expected, each of at most 6 digits: 7/9",
+        ),
         (["--share", "78%"], "--share 78% is not allowed; K/N is expected"),
         (["{file}"], "--control is missing"),
         (["{file}", "--control", "PPO"], "--control PPO: the file has the methods MC, RB"),
