@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown
 from lit_klrb.data.rows import RawRow
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, refusing
 
 TEXT, PROMPT, MESSAGES, COMPLETION = "text", "prompt", "messages", "completion"
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -21,6 +21,7 @@ TEACHER_PROMPT = "teacher_prompt"
 LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 SPEAKERS = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
+TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 
 Content = str | Conversation
 # What a stage reads of a row: texts to model, prompts, preferences, or texts with labels.
@@ -60,7 +61,8 @@ def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list
     for number, raw in enumerate(rows, 1):
         row, note = converted(raw, want)
         said.update([note] if note else [])
-        parsed.append(READ[want](_Raw(key, f"{place} row {number}", row)))
+        with refusing(f"{place} row {number} cannot be read", RecursionError, key=key):
+            parsed.append(READ[want](_Raw(key, f"{place} row {number}", row)))
     for note, count in said.items():
         log.warning("%s: converted %d of %d rows: %s", place, count, len(parsed), note)
     return parsed
@@ -162,6 +164,8 @@ def _plain_row(raw: _Raw, wanted: str = TEXT) -> Row:
 
 def _labelled_row(raw: _Raw) -> Row:
     label = raw.row.get("label")
+    if isinstance(label, str):  # a table in text has texts alone
+        label = TEXT_LABELS.get(label.lower(), label)
     if not isinstance(label, (int, float, type(None))) or label not in LABELS:
         raise raw.error(f" has the label {shown(label)}; allowed: 1, 0, and -1 for unknown")
     return replace(_plain_row(raw), label=LABELS[label])

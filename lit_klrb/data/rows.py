@@ -1,27 +1,27 @@
-"""Reading: hub ids, folders and files become rows, by the datasets library; no code of a data set runs."""
+"""Reading: hub ids, folders and files become rows; no code of a data set runs.
 
+The datasets library reads what has types. Of JSON and of tables in text it guesses them, which would change
+"2020-01-01" and "007": their strings and cells are read as they stand.
+"""
+
+import gzip
+import json
 import logging
 import re
+import shutil
+import tempfile
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.files import local_path
 
 RawRow = dict[str, Any]
-# The library's builder of each kind of file, and its settings; each may be compressed (.gz).
-BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".jsonl": ("json", {}),
-    ".json": ("json", {}),
-    ".parquet": ("parquet", {}),
-    ".csv": ("csv", {"keep_default_na": False, "na_values": [""]}),  # the text "None" is a text
-    ".tsv": ("csv", {"keep_default_na": False, "na_values": [""], "sep": "\t"}),
-    ".txt": ("text", {}),
-}
-ALLOWED = f"allowed: grammar, a hub id, a folder, or a file ({', '.join(BUILDERS)}, each also .gz)"
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt")
+ALLOWED = f"allowed: grammar, a hub id, a folder, or a file ({', '.join(SUFFIXES)}, each also .gz)"
 # The maximum size of a file of text, which as Python's objects takes several times the memory.
 LARGEST = 2**31
 
@@ -34,7 +34,7 @@ def suffix_of(path: Path) -> str:
         ('.jsonl', '')
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-    return suffix if suffix in BUILDERS else ""
+    return suffix if suffix in SUFFIXES else ""
 
 
 def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str, Sequence[RawRow]]:
@@ -92,7 +92,13 @@ class _Files(UserDict[str, Any]):
         self.key = key
 
     def __getitem__(self, split: str) -> list[RawRow]:
-        return read_files(self.key, self.data[split])
+        files = self.data[split]
+        stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
+        if len(files) > 1 and (split in stems or len(set(stems)) < len(stems)):
+            given = f"{files[0].parent}: {files[0].name} and {files[-1].name}"
+            problem = "are the same split, whose rows would be read twice; keep one of them"
+            raise ConfigurationError(f"{given} {problem}", key=self.key)
+        return read_files(self.key, files)
 
 
 def read_files(key: str, files: Sequence[Path]) -> list[RawRow]:
@@ -103,25 +109,39 @@ def read_files(key: str, files: Sequence[Path]) -> list[RawRow]:
     for file in files:
         if not suffix_of(file) or not file.is_file():
             raise ConfigurationError(f"{file} is not a file that can be read; {ALLOWED}", key=key)
-        builder, settings = BUILDERS[suffix_of(file)]
-        if builder != "parquet" and (size := file.stat().st_size) > LARGEST:
+        if suffix_of(file) != ".parquet" and (size := file.stat().st_size) > LARGEST:
             problem = f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files"
             raise ConfigurationError(f"{file} cannot be read: {problem}", key=key)
         logger.setLevel(logging.CRITICAL)  # it logs what it raises
         try:
             with refusing(f"{file} cannot be read", key=key):
-                rows += _rows_of(file, builder, settings)
+                rows += _rows_of(file)
         finally:
             logger.setLevel(before)
     return rows
 
 
-def _rows_of(file: Path, builder: str, settings: dict[str, Any]) -> list[RawRow]:
-    """The rows of a file; texts that look like times are texts again."""
+def _rows_of(file: Path) -> list[RawRow]:
+    match suffix_of(file):
+        case ".jsonl" | ".json":
+            return _json_rows(file)
+        case ".csv" | ".tsv":
+            return _cells(file)
+        case ".parquet" if file.name.endswith(".gz"):  # which the library does not unpack
+            with tempfile.NamedTemporaryFile(suffix=".parquet") as plain, gzip.open(file) as packed:
+                shutil.copyfileobj(packed, plain)
+                plain.flush()
+                return _typed_rows(Path(plain.name), "parquet")
+        case suffix:
+            return _typed_rows(file, "parquet" if suffix == ".parquet" else "text")
+
+
+def _typed_rows(file: Path, builder: str) -> list[RawRow]:
+    """The rows of a table with types, whose times become texts, or the lines of a text."""
     import datasets
 
     # Streamed: nothing is written to a cache, which a changed file would outdate
-    options = {"data_files": {"train": str(file)}, "split": "train", "streaming": True, **settings}
+    options = {"data_files": {"train": str(file)}, "split": "train", "streaming": True}
     try:
         rows = list(datasets.load_dataset(builder, **options))
     except (StopIteration, datasets.exceptions.DatasetGenerationError) as error:
@@ -132,3 +152,46 @@ def _rows_of(file: Path, builder: str, settings: dict[str, Any]) -> list[RawRow]
     return [
         {k: str(value) if isinstance(value, times) else value for k, value in row.items()} for row in rows
     ]
+
+
+def _json_rows(file: Path) -> list[RawRow]:
+    """The objects of JSON lines or of an array, with the same columns."""
+    opened: Any = gzip.open if file.name.endswith(".gz") else open
+    with opened(file, "rt", encoding="utf-8-sig") as text:
+        rows = list(_json_values(text))
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is {type(row).__name__}; an object with columns is expected")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [row if len(row) == len(names) else {name: row.get(name) for name in names} for row in rows]
+
+
+def _json_values(text: TextIO) -> Iterator[Any]:
+    """The value of each line, or those of the array that begins with the first."""
+    is_first = True
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            if not is_first:
+                raise ValueError(f"line {number}: {error.msg}") from error
+            value = json.loads(line + text.read())  # of several lines
+        yield from value if is_first and isinstance(value, list) else [value]
+        is_first = False
+
+
+def _cells(file: Path) -> list[RawRow]:
+    """The rows of a table in text, whose cells are texts; empty ones are None."""
+    import pandas  # slow to import
+
+    sep = "\t" if suffix_of(file) == ".tsv" else ","
+    try:  # the text "None" is a text
+        table = pandas.read_csv(file, sep=sep, dtype=object, keep_default_na=False, na_values=[""])
+    except pandas.errors.EmptyDataError:
+        if not file.stat().st_size:
+            return []
+        raise
+    rows: list[RawRow] = table.where(table.notna(), None).to_dict("records")
+    return rows

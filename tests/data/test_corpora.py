@@ -161,17 +161,78 @@ def test_whatever_the_datasets_library_reads_is_read(tmp_path):
     (tmp_path / "e.txt").write_text("\n".join(row["text"] for row in rows))
     table = datasets.Dataset.from_list(rows)
     table.to_parquet(tmp_path / "f.parquet")
+    (tmp_path / "g.parquet.gz").write_bytes(gzip.compress((tmp_path / "f.parquet").read_bytes()))
     table.save_to_disk(tmp_path / "saved")
     (tmp_path / "shards" / "data").mkdir(parents=True)
     for number in range(2):
         part = table.shard(2, number, contiguous=True)
         part.to_parquet(tmp_path / "shards" / "data" / f"train-0000{number}-of-00002.parquet")
     expected = [row["text"] for row in rows]
-    for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.csv", "e.txt", "f.parquet", "saved", "shards"):
+    others = "g.parquet.gz", "saved", "shards"
+    for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.csv", "e.txt", "f.parquet", *others):
         found = open_splits("source", str(tmp_path / name))["train"]
         assert [row["text"] for row in found] == expected, name
         if name != "e.txt":
             assert next(iter(found))["date"] == rows[0]["date"], name
+
+
+def test_strings_of_json_are_read_as_they_stand(tmp_path):
+    """Answers such as dates are no times, in no column and no message."""
+    texts = ["2020-01-01", "2020-01-02T10:00:00Z", "2020-01-01 10:00", "10:00:00", "007", "\u2028\ufeff"]
+    rows = [{"prompt": text, "turns": [{"content": text}], "n": 1} for text in texts]
+    (tmp_path / "lines.jsonl").write_text("\n\n".join(map(json.dumps, rows)), "utf-8-sig")
+    (tmp_path / "array.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), "utf-8")
+    for name in ("lines.jsonl", "array.json"):
+        assert list(open_splits("source", str(tmp_path / name))["train"]) == rows
+
+
+def test_lines_of_json_have_the_same_columns(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"sign": 1.5, "prompt": "b"}\n')
+    found = list(open_splits("source", str(tmp_path / "rows.jsonl"))["train"])
+    assert found == [{"prompt": "a", "sign": None}, {"prompt": "b", "sign": 1.5}]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"text": "good"}\nno json\n', "line 2: Expecting value"),
+        ('{"text": "good"}\n"good"\n', "row 2 is str; an object with columns is expected"),
+        ('{"text": "good"', "Expecting ',' delimiter: line 1 column 16"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
+        ('{"messages": [{"role": ' + "[" * 900 + "]" * 900 + "}]}", "maximum recursion depth exceeded"),
+    ],
+)
+def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, text, problem):
+    (tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(ConfigurationError, match=f"rows.jsonl .*{problem}"):
+        load_rows(str(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize(("suffix", "sep"), [("csv", ","), ("tsv", "\t")])
+def test_cells_of_tables_in_text_are_texts(tmp_path, suffix, sep):
+    cells = [("prompt", "completion"), ("2+2=", "4"), ("James", "007"), ("Is it?", "True"), ("Who?", "")]
+    (tmp_path / f"rows.{suffix}").write_text("\n".join(map(sep.join, cells)))
+    found = list(open_splits("source", str(tmp_path / f"rows.{suffix}"))["train"])
+    assert found == [{"prompt": prompt, "completion": text or None} for prompt, text in cells[1:]]
+
+
+def test_labels_of_tables_in_text_are_numbers(tmp_path):
+    lines = ["text,label", *(f"Good {n}.,{label}" for n, label in enumerate(["1", "0", "-1", "", "1.0"]))]
+    (tmp_path / "reviews.csv").write_text("\n".join([*lines, "Good 5.,True"]))
+    splits = corpora._load_splits(Source(str(tmp_path / "reviews.csv"), "labels"))
+    found = {row.text: row.label for rows in splits.values() for row in rows}
+    assert [found[f"Good {n}."] for n in range(6)] == [1, 0, None, None, 1, 1]
+
+
+def test_a_split_is_in_one_file_or_in_its_shards(tmp_path):
+    """Rows in two formats would be read twice."""
+    write(tmp_path / "train.jsonl", ROWS[:40])
+    for other in ("train.parquet", "train-00000-of-00001.parquet"):
+        write(tmp_path / other, ROWS[:40])
+        names = " and ".join(sorted(["train.jsonl", other]))
+        with pytest.raises(ConfigurationError, match=f"{names} are the same split"):
+            load_rows(str(tmp_path))
+        (tmp_path / other).unlink()
 
 
 @pytest.mark.parametrize(
