@@ -50,10 +50,13 @@ class Selection:
         kept = []
         for index, row in enumerate(rows):
             self.total += 1
+            cut = self.cut
             try:
                 kept.append(make(index, row))
             except LeftOutError as reason:
                 self.reasons.setdefault(str(reason), []).append(row.place or f"row {self.total}")
+                self.cut = cut
+            self.cut = min(self.cut, cut + 1)  # a row of two answers is one
         digest = hashlib.sha256()
         for example in kept:  # a tuple of plain values; of other values the type counts
             text = json.dumps(example, default=lambda value: type(value).__name__, skipkeys=True)
