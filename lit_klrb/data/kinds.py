@@ -208,6 +208,10 @@ def _shared(raw: _Raw, given: Content | None, *chats: Conversation) -> list[Cont
     answers = [replace(chat, messages=chat.messages[-1:]) for chat in chats]
     if isinstance(given, Conversation) and all(part in ((), given.messages) for part in before):
         return [replace(given, place=raw.place), *answers]
+    prefix = given.messages if isinstance(given, Conversation) else ()
+    after = [part[len(prefix) :] if part[: len(prefix)] == prefix else part for part in before]
+    if prefix and any(part[0]["role"] == ASSISTANT for part in after if part):
+        raise raw.error(" has several messages after the prompt, in chosen or rejected; one is expected")
     if given is not None or before[0] != before[1]:
         raise raw.error(" has a chosen and a rejected conversation that differ before the answer")
     if not before[0]:

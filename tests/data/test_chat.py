@@ -188,6 +188,10 @@ def test_what_is_no_conversation_is_named(tmp_path, tokenizer, value, message):
             "chosen, ends with the role user; the assistant's answer is",
         ),
         ({"chosen": [ANSWER], "rejected": [ANSWER]}, "row 1 has no message before the assistant's"),
+        (
+            {"prompt": [USER], "chosen": [ANSWER, message("tool", "7"), ANSWER], "rejected": [ANSWER]},
+            "row 1 has several messages after the prompt, in chosen or rejected; one is expected",
+        ),
     ],
 )
 def test_what_are_no_preferences_is_named(tmp_path, row, message):
