@@ -2,6 +2,8 @@
 
 from tokenizers.processors import TemplateProcessing
 
+from lit_klrb.data.chat import Conversation
+from lit_klrb.data.encode import Reader
 from lit_klrb.data.tokenizer import train_bpe
 
 BOS, NEWLINE = "<bos>", "\n"
@@ -37,3 +39,17 @@ def by_hand(tokenizer, *messages, begun=True):
         mark = tokenizer.convert_tokens_to_ids(f"<|{role}|>")
         ids += [mark, *plain(content), tokenizer.eos_token_id, *plain(NEWLINE)]
     return [*ids, tokenizer.convert_tokens_to_ids("<|assistant|>")] if begun else ids
+
+
+def reader_of(jinja=TEMPLATE, **settings):
+    """A reader with a chat template, and what it says."""
+    tokenizer, said = chat_tokenizer(jinja), []
+    return Reader("key", tokenizer, [tokenizer.eos_token_id], say=said.append, **settings), said
+
+
+def chat_of(*contents, **more):
+    """A conversation of user and assistant in turn."""
+    roles = ("user", "assistant") * len(contents)
+    return Conversation.read(
+        "key", "row 1", [message(*pair) for pair in zip(roles, contents, strict=False)], **more
+    )

@@ -8,8 +8,9 @@ import resource
 import signal
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,6 +167,21 @@ def without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: without_none(entry) for name, entry in value.items() if entry is not None}
     return [without_none(entry) for entry in value] if isinstance(value, list) else value
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts in a value of nested mappings and sequences, the names of entries included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in chain(value, value.values()) if isinstance(value, Mapping) else value:
+            yield from strings(part)
+
+
+def is_empty(message: Message) -> bool:
+    """Whether a message says nothing: no text, which templates strip, no thoughts and no calls."""
+    beside = (message.get(name) for name in ("tool_calls", "reasoning_content", "thinking"))
+    return not (message["content"].strip() or any(beside))
 
 
 def is_messages(value: Any) -> bool:

@@ -12,16 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import ASSISTANT, USER, Conversation, check_settings, shown
+from lit_klrb.data.chat import ASSISTANT, USER, Conversation, check_settings, is_empty, shown, strings
 from lit_klrb.data.kinds import Content
+from lit_klrb.data.turns import LeftOutError as LeftOutError, Span, Turns
 from lit_klrb.errors import ConfigurationError
 
-Span = tuple[int, int]
 T = TypeVar("T")
-
-
-class LeftOutError(ValueError):
-    """A row that cannot be read as a whole; the message is the reason, which is counted."""
 
 
 def not_empty(content: T) -> T:
@@ -188,9 +184,10 @@ class Reader:
         """Content without control tokens as a conversation, with system message and template's settings."""
         if isinstance(content, str):
             content = Conversation(({"role": role, "content": content},), shown(content))
-        for message in content.messages:
-            if control := self._control(message["content"]):
-                raise LeftOutError(f"a message contains the control token {control}")
+        # Templates also write calls, thoughts and tools
+        for what, values in (("a message contains", content.messages), ("tools contain", content.settings)):
+            if control := next(filter(None, map(self._control, strings(values))), None):
+                raise LeftOutError(f"{what} the control token {control}")
         chat = content if role == ASSISTANT else content.with_system(self.system)
         return replace(chat, settings={**chat.settings, **self.template})
 
@@ -202,11 +199,13 @@ class Reader:
         return encode(text, None, self.tokenizer, special_tokens=False).ids
 
     def answered(self, prompt: Content, answer: Content) -> Encoded:
-        """A prompt with its answer, which has one end of a completion."""
+        """A prompt with its answer, which has one end of a completion.
+
+        Of an answer of several messages, those of the assistant are trained on.
+        """
         not_empty(answer)
         if not (isinstance(prompt, str) and isinstance(answer, str) and self.system is None):
-            chat, number = self._joined(prompt, answer)
-            return self._rendered(chat, [number])
+            return self._rendered(*self._joined(prompt, answer))
         encoded = encode(prompt, answer, self.tokenizer)
         start, ids = encoded.start, encoded.ids
         ends = [place for place in range(start, len(ids)) if ids[place] in self.ends]
@@ -232,9 +231,9 @@ class Reader:
             text = self._plain(not_empty(content), "rows")
         else:
             chat = self.chat(content, USER)
+            numbers = self._answers(chat)
             if answers_only:
-                roles = [message["role"] for message in chat.messages]
-                return self._rendered(chat, [n for n, role in enumerate(roles) if role == ASSISTANT and n])
+                return self._rendered(chat, numbers)
             text = chat.rendered(self.key, self.tokenizer)
         ids = encode("", text, self.tokenizer, special_tokens=is_text).ids
         last = max((place for place, index in enumerate(ids) if index in self.ends), default=None)
@@ -250,39 +249,33 @@ class Reader:
             raise ConfigurationError(f"needs conversations, but the {what} are texts", key="system_prompt")
         return text
 
-    def _joined(self, prompt: Content, answer: Content) -> tuple[Conversation, int]:
-        """A prompt with its answer as a conversation, and the number of the answer's message."""
+    def _joined(self, prompt: Content, answer: Content) -> tuple[Conversation, list[int]]:
+        """A prompt with its answer as a conversation, and the numbers of the answer's messages."""
         before = self.chat(prompt, USER)
         messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
-        return replace(before, messages=messages), len(before.messages)
+        chat = replace(before, messages=messages)
+        return chat, self._answers(chat, len(before.messages))
+
+    def _answers(self, chat: Conversation, first: int = 0) -> list[int]:
+        """The numbers of the assistant's messages from one on; if one says nothing, the row is left out."""
+        roles = [message["role"] for message in chat.messages]
+        numbers = [n for n, role in enumerate(roles) if n >= first and role == ASSISTANT]
+        if any(is_empty(chat.messages[number]) for number in numbers):
+            raise LeftOutError("empty")
+        return numbers
 
     def _is_text(self, ids: Sequence[int]) -> bool:
         return bool(str(self.tokenizer.decode(list(ids))).strip())
 
-    def _rendered(self, chat: Conversation, turns: Sequence[int]) -> Encoded:
+    def _rendered(self, chat: Conversation, answers: Sequence[int]) -> Encoded:
         """A conversation up to its last answer; answers are the messages of these numbers."""
-        text, spans = chat.rendered(self.key, self.tokenizer), list[Span]()
         ends = [str(self.tokenizer.convert_ids_to_tokens(index)) for index in self.ends]
-        is_ended = True
-        for number in turns:
-            before = replace(chat, messages=chat.messages[:number])
-            start = before.rendered(self.key, self.tokenizer, add_generation_prompt=True)
-            if not text.startswith(start):
-                if number == turns[-1] and not spans:
-                    raise LeftOutError(
-                        "the chat template gives the prompt another text once the answer is there"
-                    )
-                self.say("changes earlier turns once an answer is there; they are not trained on")
-                continue
-            if start == before.rendered(self.key, self.tokenizer):
-                self.say("has no generation prompt: answers begin with what it puts before them")
-            through = replace(chat, messages=chat.messages[: number + 1])
-            if not text.startswith(through.rendered(self.key, self.tokenizer)):
-                self.say("changes an answer once there are later messages")
-            found = [text.find(end, len(start)) + len(end) for end in ends if end in text[len(start) :]]
-            is_ended = bool(found)
-            spans.append((len(start), min(found, default=len(text))))
+        turns = Turns(chat, self.key, self.tokenizer, ends, self.controls, self.say)
+        spans = turns.spans(answers)
         if not spans:
             raise LeftOutError("no answer")
-        ids, mask = encode(text[: spans[-1][1]], "", self.tokenizer, special_tokens=False, spans=spans)
-        return Encoded(ids, mask) if is_ended else Encoded([*ids, self.tokenizer.eos_token_id], [*mask, True])
+        text = turns.text[: spans[-1][1]]
+        ids, mask = encode(text, "", self.tokenizer, special_tokens=False, spans=spans)
+        if text.endswith(tuple(ends)):
+            return Encoded(ids, mask)
+        return Encoded([*ids, self.tokenizer.eos_token_id], [*mask, True])

@@ -5,7 +5,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from chat_tokenizer import BOS, TEMPLATE, chat_tokenizer, message
+from chat_tokenizer import BOS, TEMPLATE, chat_of, chat_tokenizer, message, reader_of
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
@@ -194,18 +194,6 @@ def test_an_answer_ends_with_the_end_of_its_turn(tmp_path, model):
     reader = Reader("key", tokenizer, end_tokens(tokenizer, model), "Be")
     encoded = reader.answered("Hi", "Yes")
     assert encoded.ids[encoded.start :] == [*plain(tokenizer, "Yes"), turn]
-
-
-def reader_of(jinja=TEMPLATE, **settings):
-    tokenizer, said = chat_tokenizer(jinja), []
-    return Reader("key", tokenizer, [tokenizer.eos_token_id], say=said.append, **settings), said
-
-
-def chat_of(*contents, **more):
-    roles = ("user", "assistant") * len(contents)
-    return Conversation.read(
-        "key", "row 1", [message(*pair) for pair in zip(roles, contents, strict=False)], **more
-    )
 
 
 def test_contents_are_no_control_tokens():

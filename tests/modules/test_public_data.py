@@ -146,8 +146,9 @@ REPORTS = {
             }
         ],
         {
-            "first": "<bos><|user|>QN + N?<eos>\n<|assistant|> | <eos>\n<|tool|>N<eos>\n"
-            "<|assistant|>It is N.<eos>"
+            # The template writes nothing of the calls
+            "first": "<bos><|user|>QN + N?<eos>\n<|assistant|><eos>\n<|tool|>N<eos>\n"
+            "<|assistant|> | It is N.<eos>"
         },
     ),
     "prompts that are all equal": (
