@@ -5,7 +5,8 @@ honest, and a hash says only that a file is as it was written. Statistics are co
 page as text. A printed number may differ in its last digit only if the number itself lies at the edge between
 both roundings, and coordinates of drawings may differ by what cannot be seen.
 What depends on the code (statistics, words, drawings) is compared always. If the report was written by other
-code, differences in these are listed as not compared, as the code may have changed them.
+code, words, drawings and fields that differ are listed as not compared, as they change with the code. Numbers
+and verdicts that differ are differences then, too: the same results give others, or the page was altered.
 """
 
 import bisect
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from analysis.report.assessment import load_assessment
@@ -27,7 +28,7 @@ from analysis.report.sections import Builder
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA
 from analysis.results.store import DamagedFileError, read_bytes, read_json
 from analysis.results.sweep import Sweep
-from analysis.stats.text import printed
+from analysis.stats.text import count, printed
 from lit_klrb.errors import ConfigurationError
 
 _DRAWING = re.compile(r'src="(data:image/svg\+xml,[^"]*)"')
@@ -35,7 +36,11 @@ _DRAWING = re.compile(r'src="(data:image/svg\+xml,[^"]*)"')
 _APART = ("engines", "code", "page", CHECKSUM)
 # Keys whose values come from plan and results without a computation.
 _COPIED = (("plan", "hash"), ("runs",), ("sections", "provenance"), ("sections", "tradeoff", "runs"))
-# Number of differences that are listed of a report by other code.
+# Keys of words that are verdicts, or say on what.
+_VERDICTS = {"claim", "control", "decisions", "outcome", "bias_outcome", "treatment"}
+# Stands for the value of a key that a document does not have.
+_NOTHING = "nothing"
+# Number of differences of each kind that are listed of a report by other code.
 _LISTED = 20
 # Relative and absolute difference up to which two statistics agree.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
@@ -77,19 +82,31 @@ def _last_place(text: str) -> float:
     return float(10.0 ** (int(exponent or 0) - decimals + zeros))
 
 
+class Difference(NamedTuple):
+    """A leaf in which two JSON documents differ."""
+
+    keys: tuple[str, ...]
+    line: str
+    counts: bool  # whether it is a number or verdict of both, and not words or a field that one does not have
+
+
 def differences(
     written: Any, expected: Any, printed: Printed, place: tuple[str, ...] = (), copied: bool = False
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys of each leaf in which two JSON documents differ, with a line about it."""
+) -> Iterator[Difference]:
+    """Yield each leaf in which two JSON documents differ."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*written, *expected)):
-            yield from differences(written.get(key), expected.get(key), printed, (*place, str(key)), copied)
+            pair = written.get(key, _NOTHING), expected.get(key, _NOTHING)
+            yield from differences(*pair, printed, (*place, str(key)), copied)
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
         for index, pair in enumerate(zip(written, expected, strict=True)):
             yield from differences(*pair, printed, (*place[:-1], f"{(*place, '')[-2]}[{index}]"), copied)
     elif not _same(written, expected, printed, copied):
-        ours, theirs = (_short(json.dumps(value)) for value in (written, expected))
-        yield place, f"{'.'.join(place)}: {ours} is written, the results give {theirs}"
+        ours, theirs = (json.dumps(value) for value in (written, expected))
+        words = '"' in ours + theirs and not _VERDICTS.intersection(place[-2:])
+        counts = not words and _NOTHING not in (written, expected)
+        line = f"{'.'.join(place)}: {_short(ours)} is written, the results give {_short(theirs)}"
+        yield Difference(place, line, counts)
 
 
 def _same(written: Any, expected: Any, printed: Printed, copied: bool) -> bool:
@@ -210,26 +227,33 @@ def _compare(
     expected = json.loads(json.dumps(numbers))
     ours, theirs = ({k: v for k, v in one.items() if k not in _APART} for one in (written, expected))
     of_code = [
-        f"{NUMBERS}: {line}"
-        for keys, line in differences(ours, theirs, values)
-        if not any(keys[: len(copied)] == copied for copied in _COPIED)
+        one._replace(line=f"{NUMBERS}: {one.line}")
+        for one in differences(ours, theirs, values)
+        if not any(one.keys[: len(copied)] == copied for copied in _COPIED)
     ]
+    counted, words = ([one.line for one in of_code if one.counts is kind] for kind in (True, False))
     for copied in _COPIED:
         one, other = (_at(document, *copied) for document in (ours, theirs))
         lines = differences(one, other, values, copied, copied=True)
-        found.differences += [f"{NUMBERS}: {line}" for _, line in lines]
+        found.differences += [f"{NUMBERS}: {one.line}" for one in lines]
     if os.path.lexists(page):
-        of_code += _of_page(written, page, content, values, found)
+        words += _of_page(written, page, content, values, found)
     code, now = written.get("code"), code_version(added)
-    if code == now or not of_code:
-        found.differences += of_code
+    if code == now:
+        found.differences += [*counted, *words]
         return
-    more = f" (and {len(of_code) - _LISTED} more)" if len(of_code) > _LISTED else ""
     by, here = (f"version {_at(one, 'version')} ({str(_at(one, 'sources'))[:12]})" for one in (code, now))
-    found.not_compared.append(
-        f"{len(of_code)} numbers or lines{more}, which differ: the report was written by {by}, this is {here}"
-    )
-    found.not_compared += of_code[:_LISTED]
+    other = f"the report was written by {by}, this is {here}"
+    if counted:
+        why = f"numbers or verdicts{_more(counted)}: {other}, and either the code or the report changed"
+        found.differences += [f"{count(len(counted), 'difference')} in {why}", *counted[:_LISTED]]
+    if words:
+        why = f"words, fields or drawings{_more(words)}: {other}"
+        found.not_compared += [f"{count(len(words), 'difference')} in {why}", *words[:_LISTED]]
+
+
+def _more(lines: Sequence[str]) -> str:
+    return f" (and {len(lines) - _LISTED} more)" if len(lines) > _LISTED else ""
 
 
 def _of_page(

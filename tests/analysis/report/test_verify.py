@@ -130,14 +130,58 @@ def test_a_drawing_of_another_version_that_differs_is_not_compared(page, verifie
     assert lines[-1] == "everything that was compared agrees with the results"
 
 
-def test_a_report_of_other_code_is_compared_and_its_differences_are_listed(page, verified):
-    edit_numbers(page.parent, lambda numbers: numbers["code"].update(sources="0" * 64))
+def by_other_code(numbers):
+    numbers["code"].update(sources="0" * 64)
+
+
+def test_words_and_fields_of_a_report_of_other_code_are_not_compared_but_listed(page, verified):
+    edit_numbers(page.parent, by_other_code)
     assert verified(page)[0] == 0
-    edit_numbers(page.parent, lambda numbers: numbers["arms"][0].update(n=6))
+
+    def edit(numbers):
+        first(numbers).update(unit="points of reward", more=1)
+        del first(numbers)["replicates"]
+
+    edit_numbers(page.parent, edit)
     code, lines = verified(page)
     assert code == 3
-    assert any("written by version 0.1.0 (000000000000), this is version 0.1.0" in line for line in lines)
-    assert "not compared: results.json: arms[0].n: 6 is written, the results give 2" in lines
+    (line,) = (line for line in lines if line.startswith("not compared: 3 differences in words, fields or "))
+    assert "written by version 0.1.0 (000000000000), this is version 0.1.0" in line
+    place = "not compared: results.json: sections.verdict.verdicts.RaoBlackwell[0]"
+    assert f'{place}.unit: "points of reward" is written, the results give "reward units"' in lines
+    assert f'{place}.replicates: "nothing" is written, the results give 2' in lines
+
+
+def first(numbers):
+    return numbers["sections"]["verdict"]["verdicts"]["RaoBlackwell"][0]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda numbers: numbers["sections"]["verdict"]["decisions"].update(RaoBlackwell="better"),
+        lambda numbers: numbers["comparisons"][0].update(outcome="better"),
+        lambda numbers: first(numbers).update(outcome="better"),
+        lambda numbers: first(numbers).update(p=0.0001),
+        lambda numbers: first(numbers).update(estimate=0.5),
+        lambda numbers: first(numbers).update(interval=[0.1, 0.2]),
+        lambda numbers: first(numbers).update(p=None),
+        lambda numbers: numbers["arms"][0].update(n=6),
+    ],
+)
+def test_an_altered_number_or_verdict_is_a_difference_even_in_a_report_of_other_code(page, verified, edit):
+    edit_numbers(page.parent, by_other_code)
+    edit_numbers(page.parent, edit)
+    code, lines = verified(page)
+    assert code == 1
+    what, where = (line for line in lines if line.startswith("differs: "))
+    assert what.startswith("differs: 1 difference in numbers or verdicts: the report was written by version ")
+    assert what.endswith("and either the code or the report changed")
+    assert where.startswith("differs: results.json: ")
+
+
+def test_what_a_report_of_other_code_copies_from_the_results_is_compared(page, verified):
+    edit_numbers(page.parent, by_other_code)
     for edit in (
         lambda numbers: next(iter(numbers["sections"]["tradeoff"]["runs"].values())).update(reward=9.0),
         lambda numbers: numbers["sections"]["provenance"]["results"].popitem(),
