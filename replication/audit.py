@@ -5,7 +5,6 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +14,11 @@ from scipy import stats
 from analysis.results.records import LARGEST_VALUE
 from analysis.results.store import DamagedFileError, read_bytes
 from analysis.stats import frontier
-from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
+from analysis.stats.claims import FRONTIER_SHARE, OBJECTIVE
 from analysis.stats.comparison import secondary_verdicts
-from analysis.stats.contrast import TTest, objective_contrast
-from analysis.stats.matched_kl import matched_kl
+from analysis.stats.contrast import objective_contrast
 from analysis.stats.pairs import BoolArray, Pairs
-from analysis.stats.primary import NO_TEST, Rules, corrected
+from analysis.stats.primary import Rules, corrected, gated_verdicts
 from analysis.stats.swaps import swap_test
 from analysis.stats.text import count, number, probability
 from analysis.stats.verdict import Verdict
@@ -127,8 +125,8 @@ def audit_points(points: Sequence[PublishedRun], control: str) -> list[str]:
         )
     groups = {name: [point for point in points if point.method in (name, control)] for name in others}
     matched = {name: _matched(group, name, control) for name, group in groups.items()}
-    tests = [test for pairs in matched.values() if pairs for test in _tests(pairs, BETA in points[0].columns)]
-    verdicts = corrected(tests, ALPHA)
+    designs = [pairs for pairs in matched.values() if pairs]
+    tests, gated = _verdicts(designs, BETA in points[0].columns)
     lines = _repeated(points)
     for name, pairs in matched.items():
         treated = np.array([point.method == name for point in groups[name]])
@@ -140,11 +138,12 @@ def audit_points(points: Sequence[PublishedRun], control: str) -> list[str]:
             lines += [*_unmatching(groups[name], name), _unmatched(wins, total, treated)]
             continue
         lines += _frontier(name, pairs)
-        lines += [f"  {one.claim.key}: {one.sentence}" for one in verdicts if one.treatment == name]
+        lines += [f"  {one.claim.key}: {one.sentence}" for one in [*tests, *gated] if one.treatment == name]
     if tests:
         lines.append(
-            f"p-values are corrected over these {len(tests)} tests, and intervals are "
-            "simultaneous. The tests are exploratory, as none was planned."
+            f"p-values are corrected over {len(tests)} tests, and intervals are simultaneous. The reward at "
+            "matched KL is tested only where the test of J rejects, and at its level. The tests are "
+            "exploratory, as none was planned."
         )
     return [*lines, FRONTIER_SHARE.caveat]
 
@@ -193,13 +192,16 @@ def _one_to_one(points: Sequence[PublishedRun], name: str, without: str | None =
     return sides[0] == sides[1] and set(sides[0].values()) == {1}
 
 
-def _tests(pairs: Pairs, with_beta: bool) -> list[Verdict]:
-    """All tests for which there are columns."""
-    found = [Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))] if with_beta else []
-    fit = matched_kl(pairs)
-    test = NO_TEST if fit.refused else TTest(fit.estimate.p_value)
-    matched = Verdict.about(MATCHED_KL, pairs, fit.estimate, "reward units", test)
-    return [*found, replace(matched, untested=fit.refused), *secondary_verdicts(pairs, [], Rules())]
+def _verdicts(designs: Sequence[Pairs], with_beta: bool) -> tuple[list[Verdict], list[Verdict]]:
+    """All verdicts for which there are columns: those of one family, and the gated ones, at its level."""
+    objectives = [Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs)) for pairs in designs]
+    shown = objectives if with_beta else []
+    others = [verdict for pairs in designs for verdict in secondary_verdicts(pairs, [], Rules())]
+    family = corrected([*shown, *others], ALPHA)
+    # Without beta all pairs are at one, for which there is no fit
+    primary = family[: len(shown)] or objectives
+    gated = gated_verdicts(designs, primary, Rules(ALPHA, comparisons=len(family)))
+    return family, [verdict for verdict, _ in gated]
 
 
 def _frontier(name: str, pairs: Pairs) -> list[str]:

@@ -75,6 +75,31 @@ def test_matched_points_have_the_p_of_all_swaps_of_pairs_or_of_shared_seeds(tmp_
     assert out.rstrip().endswith("it does not make an estimator better.")
 
 
+@pytest.mark.parametrize(("pairs", "tested"), [(10, False), (40, True)])
+def test_the_reward_at_matched_kl_is_tested_only_if_the_test_of_j_rejects(tmp_path, capsys, pairs, tested):
+    generator, rows = np.random.default_rng(0), []
+    for index in range(pairs):  # two betas with each seed: at 5 seeds no swap test can reject
+        beta = 0.1 * (1 + index % 2)
+        for method in ("MC", "RB"):
+            kl = 1 / beta + generator.normal(scale=0.1)
+            rows.append((method, kl, np.sqrt(kl) + 2 * (method == "RB"), beta, index // 2))
+    assert main(["audit", write(tmp_path / "points.csv", rows), "--control", "MC"]) == 0
+    out = capsys.readouterr().out
+    assert ("objective: RB has higher J" in out) is tested
+    assert ("matched_kl: RB has more reward at matched KL than MC" in out) is tested
+    assert ("not tested, because the test of J does not reject." in out) is not tested
+    assert "corrected over 7 tests" in out, "the gated test costs the others nothing"
+
+
+def test_points_without_beta_have_no_test_of_j_and_none_at_matched_kl(tmp_path, capsys):
+    rows = [(*row[:3], row[4]) for row in matched(1, shift=1.0, pairs=16)]
+    path = write(tmp_path / "points.csv", rows, "method,kl,reward,seed")
+    assert main(["audit", path, "--control", "MC"]) == 0
+    out = capsys.readouterr().out
+    assert "objective: " not in out
+    assert re.search("matched_kl: .* is not compared: with one beta", out)
+
+
 def test_unmatched_points_have_the_p_of_all_labellings(tmp_path, capsys):
     rows = [row[:3] for row in matched(1, shift=0.4, pairs=4)]
     assert main(["audit", write(tmp_path / "p.csv", rows, "method,kl,reward"), "--control", "MC"]) == 0
