@@ -95,7 +95,8 @@ def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[R
     splits, first = dict(given), source.train.split("+")[0]
     for number, name in enumerate(HELD_OUT):
         if first in splits and name not in splits:
-            held_out = [zlib.crc32(_identity(r).encode()) % HELD_OUT_EVERY == number for r in splits[first]]
+            names = map(_identity, splits[first])
+            held_out = [bool(n) and zlib.crc32(n.encode()) % HELD_OUT_EVERY == number for n in names]
             splits[name] = list(compress(splits[first], held_out))
             splits[first] = list(compress(splits[first], (not chosen for chosen in held_out)))
     seen: set[str] = set()
@@ -107,12 +108,14 @@ def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[R
             about = f"{source.name}: dropped {dropped} {name} rows"
             log.warning(f"{about} that are also in a held-out split")
         if name in HELD_OUT:
-            seen.update(map(_identity, rows))
+            seen.update(filter(None, map(_identity, rows)))
     return splits
 
 
 def _identity(row: Row) -> str:
-    """What rows of the same prompt have in common; a row without one is on its own."""
+    """What rows of the same prompt have in common; a row without one is on its own. Empty of empty rows."""
+    if not any((row.prompt, *row.answers)):
+        return ""
     if row.prompt is None or not row.answers:
         return row.text
     # Its CRC-32 decides the split, and is far from uniform over short texts that differ in a digit

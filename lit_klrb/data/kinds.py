@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown
+from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown, without_none
 from lit_klrb.data.rows import RawRow
 from lit_klrb.errors import ConfigurationError, refusing
 
@@ -20,6 +20,8 @@ CHOSEN, REJECTED = "chosen", "rejected"
 TEACHER_PROMPT = "teacher_prompt"
 LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 SPEAKERS = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
+# The columns of forms that are converted to those above
+RELATIVES = ({"conversations"}, {"conversation"}, {"question", "answer"}, {"instruction", "output"})
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 
@@ -120,15 +122,20 @@ class _Raw(NamedTuple):
         """Whether the row has values in these columns."""
         return all(self.row.get(name) is not None for name in names)
 
+    def lacks(self, *forms: set[str]) -> bool:
+        """Whether the row has the columns of a form or of a relative, but not their values."""
+        present = self.row.keys()
+        return any(form <= present and not self.has(*form) for form in (*forms, *RELATIVES))
+
     def content(self, name: str, wanted: str = "") -> Content:
-        """The text or the conversation in a column."""
+        """The text or the conversation in a column; empty without a value, as a row is left out then."""
         if name not in self.row:
             columns = ", ".join(self.row) or "none"
             raise self.error(f" has no column {wanted or name}; its columns: {columns}")
-        value = self.row[name]
+        value = "" if self.row[name] is None else self.row[name]
         if isinstance(value, list) or name == MESSAGES:
             place = self.place if name in (PROMPT, MESSAGES) else f"{self.place}, {name},"
-            return Conversation.read(self.key, place, value, self.row.get("tools"))
+            return Conversation.read(self.key, place, value, without_none(self.row.get("tools")))
         if not isinstance(value, str) or not is_unicode(value):
             raise self.error(f" has the {name} {shown(value)}; a text of Unicode characters is expected")
         return value
@@ -152,6 +159,8 @@ def _text_row(raw: _Raw) -> Row:
         return raw.parsed(None, [raw.content(MESSAGES)], MESSAGES)
     if raw.has(PROMPT, COMPLETION):
         return raw.parsed(raw.content(PROMPT), [raw.content(COMPLETION)], PROMPT, COMPLETION)
+    if TEXT not in raw.row and raw.lacks({MESSAGES}, {PROMPT, COMPLETION}):
+        return raw.parsed(None, [""])
     return _plain_row(raw, "text, messages, or prompt and completion")
 
 
@@ -174,7 +183,7 @@ def _labelled_row(raw: _Raw) -> Row:
 def _prompt_row(raw: _Raw) -> Row:
     # A text beside conversations, as in ultrafeedback, is their first message
     is_copy = isinstance(raw.row.get(PROMPT), str) and isinstance(raw.row.get(CHOSEN), list)
-    if raw.has(CHOSEN, REJECTED) and (is_copy or PROMPT not in raw.row):
+    if raw.has(CHOSEN, REJECTED) and (is_copy or not raw.has(PROMPT)):
         return raw.parsed(_preference_row(raw).prompt, (), PROMPT)
     if PROMPT in raw.row:
         return raw.parsed(raw.content(PROMPT), (), PROMPT)
@@ -186,11 +195,15 @@ def _prompt_row(raw: _Raw) -> Row:
             raise raw.error(" has no message before the assistant's")
         chat = replace(chat, messages=tuple(before)) if last["role"] == ASSISTANT else chat
         return raw.parsed(chat, (), MESSAGES)
+    if TEXT not in raw.row and raw.lacks({MESSAGES}, {CHOSEN, REJECTED}):
+        return raw.parsed("", ())
     return _plain_row(raw, "prompt, messages or text")
 
 
 def _preference_row(raw: _Raw) -> Row:
     first, second = (raw.content(name) for name in (CHOSEN, REJECTED))
+    if not raw.has(CHOSEN, REJECTED):
+        return raw.parsed("", ["", ""], PROMPT, CHOSEN, REJECTED)
     chats = isinstance(first, Conversation) and isinstance(second, Conversation)
     is_given = raw.has(PROMPT) and not (chats and isinstance(raw.row[PROMPT], str))
     prompt, answers = raw.content(PROMPT) if is_given else None, [first, second]

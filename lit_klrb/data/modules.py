@@ -280,7 +280,7 @@ class PreferenceDataModule(Prompts, GivenAnswers):
 
         def make(index: int, row: Row) -> PreferencePair:
             if row.prompt == "":
-                raise LeftOutError("an empty prompt")
+                raise LeftOutError("an empty prompt" if any(row.answers) else "empty")
             within = self.selections["train"].within
             both = (reader.answered(row.prompt or "", answer) for answer in row.answers)
             return PreferencePair.of(*(within(encoded) for encoded in both))

@@ -84,15 +84,15 @@ class PromptReader:
     def read(self, index: int, row: Row) -> Prompt:
         """The prompt of a row."""
         if row.prompt is None:
-            ids = encode("", str(row.answers[0]), self.student.tokenizer).ids
+            ids = encode("", not_empty(str(row.answers[0])), self.student.tokenizer).ids
             length = random.Random(derive_seed(0, "prompt length", index)).randint(*self.lengths)
             return Prompt(not_empty(ids[: len(beginning(self.student.tokenizer)) + length]), row.columns)
-        own, columns = row.prompt, row.columns
+        own, columns = not_empty(row.prompt), row.columns
         if isinstance(own, str) and self.as_chats:
             own = Conversation(({"role": USER, "content": own},), f"the prompt {shown(own)}")
         if isinstance(own, Conversation):
             columns = {**columns, PROMPT: list(own.with_system(self.student.system).messages)}
-        ids = not_empty(self.student.prompt(own) if own else [])
+        ids = not_empty(self.student.prompt(own))
         other = self._teachers(row, own)
         teacher = None if not self.has_teacher else ids if other is None else self.teacher.prompt(other)
         return Prompt(ids, columns, True, teacher)

@@ -264,7 +264,7 @@ def test_texts_are_cleaned_before_they_are_compared(tmp_path):
         ([], "has no train split with rows"),
         ([{"review": "Good.", "label": 1}], "row 1 has no column text; its columns: review, label"),
         ([{"text": "Good.", "label": 2}], "row 1 has the label 2; allowed: 1, 0, and -1 for unknown"),
-        ([{"text": "Good."}, {"text": None}], "row 2 has the text None; a text of Unicode"),
+        ([{"text": "Good."}, {"text": 5}], "row 2 has the text 5; a text of Unicode"),
     ],
 )
 def test_bad_columns_are_named(tmp_path, rows, message):
@@ -273,6 +273,15 @@ def test_bad_columns_are_named(tmp_path, rows, message):
         labelled(source)
     assert str(error.value).startswith(f"source: {source} {message}")
     assert "\n" not in str(error.value)
+
+
+def test_rows_without_a_value_are_not_held_out(tmp_path):
+    """They are counted where they are: as one text they would all be in the test split."""
+    rows = [{"text": f"Good {n}." if n % 4 else None} for n in range(200)]
+    for name, given in (("none.jsonl", rows), ("empty.jsonl", [{"text": row["text"] or ""} for row in rows])):
+        source = write(tmp_path / name, given)
+        splits = {split: load_rows(source, split) for split in ("train", "validation", "test")}
+        assert [[row.text for row in some].count("") for some in splits.values()] == [50, 0, 0]
 
 
 def test_missing_sources_are_named(tmp_path, monkeypatch):

@@ -220,6 +220,36 @@ def test_what_public_reports_were_of(models, tmp_path, capsys, name):
         assert expected in capsys.readouterr().err.strip().splitlines()[-1]
 
 
+ASKING, NO = message("user", "Is N even?"), message("assistant", "No.")
+# Rows whose last column can be without a value
+COMPLETE = [
+    ("sft", {"text": "N is even"}),
+    ("sft", {"prompt": "N", "completion": "Yes."}),
+    ("sft", {"completion": "Yes.", "prompt": "N"}),
+    ("sft", {"question": "N", "answer": "Yes."}),
+    ("sft", {"instruction": "N", "input": "", "output": "Yes."}),
+    ("sft", {"messages": [ASKING, CHAT[1]]}),
+    ("sft", {"conversations": [ASKING, CHAT[1]]}),
+    ("rloo", {"prompt": "N"}),
+    ("rloo", {"messages": [ASKING, CHAT[1]]}),
+    ("dpo", {"prompt": "N", "chosen": "Yes", "rejected": "No"}),
+    ("dpo", {"prompt": [ASKING], "chosen": [CHAT[1]], "rejected": [NO]}),
+    ("pairs", {"prompt": "N", "rejected": "Yes", "chosen": "No"}),
+    ("pairs", {"rejected": [ASKING, CHAT[1]], "chosen": [ASKING, NO]}),
+]
+
+
+@pytest.mark.parametrize(("stage", "row"), COMPLETE)
+def test_a_row_without_a_value_is_counted_as_empty(models, tmp_path, capsys, stage, row):
+    def split(numbers):
+        return [json.loads(json.dumps(row).replace("N", str(number))) for number in numbers]
+
+    train = [*split(range(3)), {**row, [*row][-1]: None}]
+    folder = write_splits(tmp_path / "data", train=train, validation=split([3]), test=split([4]))
+    shown = checked(arguments(models, stage, folder, tmp_path / "run"), capsys)
+    assert (shown["rows"], shown["left_out"]) == (4, {"empty": 1})
+
+
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_public_data_set_runs_as_it_is(models, tmp_path, capsys, name):
     stage, extra, row = SCHEMAS[name]
