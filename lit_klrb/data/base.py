@@ -13,9 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import Source, given_prompts, load_rows
-from lit_klrb.data.encode import Reader, end_tokens
+from lit_klrb.data.encode import Encoded, Reader, end_tokens
 from lit_klrb.data.kinds import Row, Want
 from lit_klrb.data.lengths import Overlong, Selection, check_context_length, context_length
+from lit_klrb.data.prompts import differing
 from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError, check_at_least
 
@@ -277,6 +278,19 @@ class WholeTexts(GivenAnswers, ABC):
             return self.encoded(reader, row, self.selections[split])
 
         return self.read(split, self.reviews[split], make, limit)
+
+    def classified(self, reader: Reader, row: Row, selection: Selection) -> list[list[int]]:
+        """Token ids of the texts of a row, for a classifier; a row that is cut counts once."""
+        prompt, limit = row.prompt or "", selection.cut_to
+        texts = [reader.classified(prompt, answer).ids for answer in row.answers]
+        is_cut = limit is not None and max(map(len, texts)) > limit
+        if is_cut:  # by the tokenizer, which keeps what it puts after a text
+            texts = [reader.classified(prompt, answer, limit).ids for answer in row.answers]
+        if len(texts) > 1:
+            differing(*texts)
+        selection.within(Encoded(max(texts, key=len), [True]))
+        selection.cut += is_cut
+        return texts
 
     @abstractmethod
     def encoded(self, reader: Reader, row: Row, selection: Selection) -> Any:

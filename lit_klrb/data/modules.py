@@ -7,14 +7,14 @@ from typing import Any, Literal, final
 
 import torch
 
-from lit_klrb.data.base import CorpusDataModule, GivenAnswers, WholeTexts
+from lit_klrb.data.base import CorpusDataModule, GivenAnswers, WholeTexts, log
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.corpora import GRAMMAR
 from lit_klrb.data.encode import Encoded, LeftOutError, Reader
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row, parse_rows
 from lit_klrb.data.lengths import Selection, check_context_length, context_length
-from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, differing, prompt_batch
+from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, prompt_batch
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError, check_at_least
 
@@ -72,15 +72,18 @@ class LabelledReviewDataModule(WholeTexts):
 
     def load(self, split: str) -> Sequence[Row]:
         """The labelled rows of a split of the source."""
-        if labelled := [row for row in super().load(split) if row.label is not None]:
+        rows = super().load(split)
+        labelled = [row for row in rows if row.label is not None]
+        if unknown := len(rows) - len(labelled):
+            log.warning(f"{self.source}: {unknown} of {len(rows)} {split} rows are left out: no label")
+        if labelled:
             return labelled
         problem = f"{self.source} has no labelled review in its {split} split"
         raise ConfigurationError(f"{problem}; rows need a label, 1 (positive) or 0 (negative)", key="source")
 
     def encoded(self, reader: Reader, row: Row, selection: Selection) -> tuple[list[int], int]:
         """Token ids and the label of a text."""
-        text = reader.classified("", row.answers[0], selection.cut_to)
-        return selection.within(text).ids, int(row.label or 0)
+        return self.classified(reader, row, selection)[0], int(row.label or 0)
 
     def visible(self, example: tuple[list[int], int]) -> str:
         """See the base class."""
@@ -108,9 +111,7 @@ class TextPairDataModule(WholeTexts):
 
     def encoded(self, reader: Reader, row: Row, selection: Selection) -> tuple[list[int], list[int]]:
         """Token ids of the chosen and the rejected text of a pair, each with its prompt."""
-        both = [reader.classified(row.prompt or "", answer, selection.cut_to).ids for answer in row.answers]
-        chosen, rejected = differing(*both)
-        selection.within(Encoded(max(both, key=len), [True]))
+        chosen, rejected = self.classified(reader, row, selection)
         return chosen, rejected
 
     def visible(self, example: tuple[list[int], list[int]]) -> str:

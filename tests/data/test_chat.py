@@ -141,6 +141,24 @@ def test_preferences_of_conversations(tmp_path, tokenizer, row, suffix):
     assert pair.prompt == by_hand(tokenizer, ("system", "Act"), ("user", "Hi"))
 
 
+def test_tools_have_the_parameters_of_their_own_row(tmp_path):
+    """Tables in columns give all rows the parameters of each, without values."""
+    template = (
+        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    rows = [
+        {"messages": [USER, ANSWER], "tools": [{"name": "f", "parameters": {name: {"type": "string"}}}]}
+        for name in ("x", "y")
+    ]
+    found = []
+    for suffix in ("jsonl", "parquet"):
+        table = open_splits("source", write(tmp_path / f"rows.{suffix}", rows))["train"]
+        parsed = parse_rows("source", "here", table, "texts")
+        found.append([row.answers[0].text("source", chat_tokenizer(template)) for row in parsed])
+    assert found[0] == found[1]
+    assert '"parameters": {"y": {"type": "string"}}' in found[1][1]
+
+
 def answers(tokenizer):
     ids = tokenizer(["Yes", "No"], add_special_tokens=False)["input_ids"]
     return [[*answer, tokenizer.eos_token_id] for answer in ids]

@@ -12,7 +12,7 @@ from written import save, write_rows
 
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.kinds import Row
-from lit_klrb.data.modules import TextPairDataModule
+from lit_klrb.data.modules import LabelledReviewDataModule, TextPairDataModule
 from lit_klrb.data.prompts import grammar_pairs
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -29,9 +29,9 @@ LONGER = [
 ]
 
 
-def data_of(tokenizer, source, positions=64, **settings):
+def data_of(tokenizer, source, positions=64, kind=TextPairDataModule, **settings):
     """The data module, attached to a tokenizer and a context."""
-    data = TextPairDataModule(source=str(source), **{"train_size": 0, "eval_size": 8, **settings})
+    data = kind(source=str(source), **{"train_size": 0, "eval_size": 8, **settings})
     config = SimpleNamespace(max_position_embeddings=positions)
     learner = SimpleNamespace(
         tokenizer=tokenizer, trained=SimpleNamespace(config=config), reads=data.contents
@@ -187,6 +187,48 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
     data.max_tokens = 65
     with pytest.raises(ConfigurationError, match=r"^max_tokens: 65 exceeds the model's context length, 64"):
         data.examples("train")
+
+
+@pytest.mark.parametrize("kind", [TextPairDataModule, LabelledReviewDataModule])
+def test_rows_that_are_cut_are_counted_once(tmp_path, caplog, kind):
+    length = {n: 30 if n % 4 == 0 else 3 for n in range(80)}
+    texts = {n: f"{n} " + "y" * length[n] for n in length}
+    rows = [{"text": texts[n], "label": 1, "chosen": texts[n], "rejected": f"no {texts[n]}"} for n in length]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    data = data_of(chat_tokenizer(), source, kind=kind, max_tokens=12, overlong="cut")
+    data.setup("fit")
+    data.examples("train")
+    cut = sum("yyyyy" in row.answers[0] for row in data.reviews["train"])
+    total = len(data.reviews["train"])
+    assert data.selections["train"].summary()["cut"] == cut > 0
+    assert f"the answers of {cut} of {total} train rows are cut to max_tokens=12" in caplog.text
+    data.overlong = "refuse"
+    with pytest.raises(
+        ConfigurationError, match=r"^overlong: .* has a train row of \d+ tokens; max_tokens=12"
+    ):
+        data.examples("train")
+
+
+def test_a_pair_whose_cut_texts_are_equal_is_not_counted_as_cut(tmp_path):
+    rows = [{"chosen": f"{n} yes", "rejected": f"{n} no"} for n in range(40)]
+    data = data_of(chat_tokenizer(), write_rows(tmp_path / "rows.jsonl", rows), max_tokens=12, overlong="cut")
+    data.setup("fit")
+    data.reviews["train"] += [Row("", ("y" * 20, "y" * 21))]
+    data.examples("train")
+    shown = data.selections["train"].summary()
+    assert (shown["cut"], shown["left_out"]) == (0, {"chosen equals rejected": 1})
+
+
+def test_texts_without_a_label_are_counted(tmp_path, caplog):
+    rows = [{"text": f"text {n}", "label": n % 3 - 1} for n in range(150)]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    loaded = load_rows(Source(source, "labels"))
+    unknown = sum(row.label is None for row in loaded)
+    data = data_of(chat_tokenizer(), source, kind=LabelledReviewDataModule)
+    data.setup("fit")
+    assert len(data.reviews["train"]) == len(loaded) - unknown
+    line = f"{source}: {unknown} of {len(loaded)} train rows are left out: no label"
+    assert caplog.messages.count(line) == 1
 
 
 @pytest.mark.parametrize(
