@@ -177,7 +177,11 @@ def _json_values(text: TextIO) -> Iterator[Any]:
         except json.JSONDecodeError as error:
             if not is_first:
                 raise ValueError(f"line {number}: {error.msg}") from error
-            value = json.loads(line + text.read())  # of several lines
+            line += text.read()
+            value = json.loads(line)  # of several lines
+        # Escapes can be half of a surrogate pair, which no tokenizer encodes
+        if re.search(r"\\ud[89a-f]", line, re.IGNORECASE):
+            json.dumps(value, ensure_ascii=False).encode()
         yield from value if is_first and isinstance(value, list) else [value]
         is_first = False
 

@@ -176,10 +176,12 @@ def test_whatever_the_datasets_library_reads_is_read(tmp_path):
             assert next(iter(found))["date"] == rows[0]["date"], name
 
 
-def test_strings_of_json_are_read_as_they_stand(tmp_path):
+@pytest.mark.parametrize(
+    "text", ["2020-01-01", "2020-01-02T10:00:00Z", "2020-01-01 10:00", "007", "\u2028\ufeff\U0001f600"]
+)
+def test_strings_of_json_are_read_as_they_stand(tmp_path, text):
     """Answers such as dates are no times, in no column and no message."""
-    texts = ["2020-01-01", "2020-01-02T10:00:00Z", "2020-01-01 10:00", "10:00:00", "007", "\u2028\ufeff"]
-    rows = [{"prompt": text, "turns": [{"content": text}], "n": 1} for text in texts]
+    rows = [{"prompt": text, "turns": [{"content": text}], "n": n} for n in range(3)]
     (tmp_path / "lines.jsonl").write_text("\n\n".join(map(json.dumps, rows)), "utf-8-sig")
     (tmp_path / "array.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), "utf-8")
     for name in ("lines.jsonl", "array.json"):
@@ -197,6 +199,7 @@ def test_lines_of_json_have_the_same_columns(tmp_path):
     [
         ('{"text": "good"}\nno json\n', "line 2: Expecting value"),
         ('{"text": "good"}\n"good"\n', "row 2 is str; an object with columns is expected"),
+        (r'{"text": "\ud83d\ude00 \ud800"}', "surrogates not allowed"),
         ('{"text": "good"', "Expecting ',' delimiter: line 1 column 16"),
         ("[" * 100_000, "maximum recursion depth exceeded"),
         ('{"messages": [{"role": ' + "[" * 900 + "]" * 900 + "}]}", "maximum recursion depth exceeded"),
@@ -210,10 +213,11 @@ def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, text, prob
 
 @pytest.mark.parametrize(("suffix", "sep"), [("csv", ","), ("tsv", "\t")])
 def test_cells_of_tables_in_text_are_texts(tmp_path, suffix, sep):
-    cells = [("prompt", "completion"), ("2+2=", "4"), ("James", "007"), ("Is it?", "True"), ("Who?", "")]
-    (tmp_path / f"rows.{suffix}").write_text("\n".join(map(sep.join, cells)))
+    names = ("prompt", "completion", "other", "empty")
+    cells = [("2+2=", "4", "True", "None"), ("James", "007", "False", "")]
+    (tmp_path / f"rows.{suffix}").write_text("\n".join(map(sep.join, [names, *cells])))
     found = list(open_splits("source", str(tmp_path / f"rows.{suffix}"))["train"])
-    assert found == [{"prompt": prompt, "completion": text or None} for prompt, text in cells[1:]]
+    assert found == [dict(zip(names, [text or None for text in row], strict=True)) for row in cells]
 
 
 def test_labels_of_tables_in_text_are_numbers(tmp_path):
