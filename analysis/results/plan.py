@@ -64,7 +64,8 @@ def _label(label: str) -> str:
 
 # Numbers, not texts or booleans
 Positive = Annotated[float, Field(strict=True, gt=0)]
-Weight = Annotated[float, Field(strict=True, ge=0)]
+# With a far larger weight, powers of J overflow
+Weight = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Threads = Annotated[int, Field(strict=True, ge=1)]
 # A name stands beside every number
