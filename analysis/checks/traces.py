@@ -76,7 +76,7 @@ def _copy(run: Run, other: Run, share: float, total: int) -> Problem:
     what = "values of its KL" if total > len(_METRICS) else "results"
     text = f"{run.file}: {round(share * total)} of {total} {what} are those of {other.file} in every digit"
     why = "at another seed: a copy" if seeds else "at one seed: a copy, or arms that do the same"
-    serious = seeds and share != _COPIED  # one of two results may agree
+    serious = seeds and (total > len(_METRICS) or share > _COPIED)  # one of two results may agree
     return Problem(f"{text}, {why}", serious=serious, kind=f"a copy, {why}")
 
 
@@ -84,7 +84,9 @@ def _trace(run: Run) -> tuple[bytes, Values]:
     """Steps and values of a run's logged KL, or its results if it has no curve; `nan` if imprecise."""
     curve = run.curves.get(f"train/{schema.KL}")
     if curve is not None and len(curve.value) >= _SHORTEST:
-        return curve.step.tobytes(), _precise(curve.value, _DIGITS)
+        # All arms of a seed begin with the same rollout, at each step on it
+        later = np.cumsum(curve.value != curve.value[0]) > 0
+        return curve.step.tobytes(), np.where(later, _precise(curve.value, _DIGITS), np.nan)
     return b"", _precise(np.array([run.outcome(key) for key in _METRICS]), _DIGITS_OF_RESULTS)
 
 

@@ -175,7 +175,7 @@ WITHHELD = {
     ),
     "a run copied with a digit moved": (
         copied((ARM, 0, 0), (ARM, 0, 3), digit),
-        "19 of 20 values of its KL are those of",
+        "18 of 20 values of its KL are those of",
     ),
     "a run copied to another beta": (copied((ARM, 0, 0), (ARM, 1, 3)), "at another seed: a copy"),
     "one model for all seeds": (

@@ -134,3 +134,20 @@ def test_numbers_whose_powers_overflow_are_not_results(runs, place):
     change(runs, edit)
     assert all("1e+90 is too large)" in text for text, _ in told(runs))
     assert load_sweep(runs).missing
+
+
+def test_the_first_rollout_which_all_arms_of_a_seed_share_is_no_copy(runs):
+    """In a run of two rollouts with two steps each it is half of the values."""
+
+    def shorten(made):
+        values = made["curves"]["train/kl"]["value"]
+        made["curves"]["train/kl"] = {"step": [0, 1, 2, 3], "value": [0.047551, 0.047551, *values[:2]]}
+
+    for arm in ESTIMATORS:
+        change(runs, shorten, arm)
+    assert not any("a copy" in text for text, _ in told(runs))
+    first = next(iter(grid_results(runs, "MonteCarlo").values()))["curves"]["train/kl"]
+    for made in list(grid_results(runs, "RaoBlackwell").values())[:1]:
+        made["curves"]["train/kl"] = first
+        publish(runs / "results", settle(made))
+    assert any("2 of 4 values of its KL are those of" in text for text, _ in told(runs))
