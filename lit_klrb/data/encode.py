@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import ASSISTANT, USER, Conversation, check_settings, is_empty, shown, strings
-from lit_klrb.data.kinds import Content
-from lit_klrb.data.turns import LeftOutError as LeftOutError, Span, Turns
+from lit_klrb.data.kinds import Content, LeftOutError
+from lit_klrb.data.turns import Span, Turns
 from lit_klrb.errors import ConfigurationError
 
 T = TypeVar("T")

@@ -31,6 +31,10 @@ Want = Literal["texts", "prompts", "preferences", "labels"]
 log = logging.getLogger(__name__)
 
 
+class LeftOutError(ValueError):
+    """A row that cannot be read as a whole; the message is the reason, which is counted."""
+
+
 @dataclass(frozen=True)
 class Row:
     """What a stage reads of a row."""

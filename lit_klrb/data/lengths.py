@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from lit_klrb.data.encode import Encoded, LeftOutError
-from lit_klrb.data.kinds import Row
+from lit_klrb.data.encode import Encoded
+from lit_klrb.data.kinds import LeftOutError, Row
 from lit_klrb.errors import ConfigurationError
 
 Overlong = Literal["leave_out", "cut", "refuse"]

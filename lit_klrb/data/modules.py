@@ -10,9 +10,9 @@ import torch
 from lit_klrb.data.base import CorpusDataModule, GivenAnswers, WholeTexts, log
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.corpora import GRAMMAR
-from lit_klrb.data.encode import Encoded, LeftOutError, Reader
+from lit_klrb.data.encode import Encoded, Reader
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Row, parse_rows
+from lit_klrb.data.kinds import LeftOutError, Row, parse_rows
 from lit_klrb.data.lengths import Selection, check_context_length, context_length
 from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, prompt_batch
 from lit_klrb.data.rows import open_splits

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import USER, Conversation, check_settings, is_messages, is_unicode, shown
-from lit_klrb.data.encode import Encoded, LeftOutError, Reader, beginning, encode, not_empty
+from lit_klrb.data.encode import Encoded, Reader, beginning, encode, not_empty
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, Row
+from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, LeftOutError, Row
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 

@@ -8,13 +8,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import Conversation
+from lit_klrb.data.kinds import LeftOutError
 from lit_klrb.errors import ConfigurationError
 
 Span = tuple[int, int]
-
-
-class LeftOutError(ValueError):
-    """A row that cannot be read as a whole; the message is the reason, which is counted."""
 
 
 @dataclass(frozen=True)

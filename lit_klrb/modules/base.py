@@ -100,7 +100,7 @@ class TrainedModule(L.LightningModule, ABC):
         self.ckpt_path: str | None = None
         # Its content, until it is compared with the optimizer
         self._restored: dict[str, Any] | None = None
-        self._checkpoint_step = 0
+        self._policy_step = 0
         self._is_built = False
         # Names of what the evaluation before the first step has found
         self.first_metrics: set[str] = set()
@@ -219,14 +219,14 @@ class TrainedModule(L.LightningModule, ABC):
         """The step of the policy that an evaluation is of: in a run its own, otherwise the checkpoint's."""
         trainer = trainer_of(self)
         running = trainer is None or trainer.state.fn == TrainerFn.FITTING
-        return self.global_step if running else self._checkpoint_step
+        return self.global_step if running else self._policy_step
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build model and tokenizer from the checkpoint, unless `configure_model` did."""
         trainer = trainer_of(self)
         if trainer is not None:
             of_first(partial(check_file, "ckpt_path", trainer.ckpt_path))
-            self._checkpoint_step = int(checkpoint.get("global_step", 0))
+            self._policy_step = int(checkpoint.get("global_step", 0))
             self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
         if not hasattr(self, self.role.name):
             self._take(checkpoint)
@@ -277,7 +277,7 @@ class TrainedModule(L.LightningModule, ABC):
 
     def on_train_end(self) -> None:
         """Keep the step of the policy, for evaluations that follow."""
-        self._checkpoint_step = self.global_step
+        self._policy_step = self.global_step
 
     def on_validation_epoch_end(self) -> None:
         """Log the evaluation."""

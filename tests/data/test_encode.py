@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from lit_klrb.comparison.measure import encode_prompts, encode_windows
 from lit_klrb.data.chat import Conversation
-from lit_klrb.data.encode import LeftOutError, Reader, classifier_ids, encode, end_tokens
-from lit_klrb.data.kinds import Row
+from lit_klrb.data.encode import Reader, classifier_ids, encode, end_tokens
+from lit_klrb.data.kinds import LeftOutError, Row
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
 from lit_klrb.data.prompts import read_prompts
 

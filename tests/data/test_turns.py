@@ -6,7 +6,7 @@ import pytest
 from chat_tokenizer import TEMPLATE, chat_of, message, reader_of
 
 from lit_klrb.data.chat import Conversation
-from lit_klrb.data.encode import LeftOutError
+from lit_klrb.data.kinds import LeftOutError
 
 CALLS = (
     "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.reasoning_content }}"
