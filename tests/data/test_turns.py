@@ -50,6 +50,11 @@ THINKS = "{% if loop.last and m.role == 'assistant' %}<t>{{ 'so ' * 9 }}</t>{% e
     [
         # Qwen2.5's base model: the end of a turn is not among the ends of its completions
         ("<|system|>\n", "", "<|system|>\n", "<|system|>\n<eos>"),
+        # The only end that follows an answer is that of the user's next turn
+        (
+            "{{ eos_token if m.role == 'user' else '<|system|>' }}",
+            *("", "<|system|>", "<|system|><eos>"),
+        ),
         # The EOS is written at the very end only
         (LAST, "", "", "<eos>"),
         # It is written only where a message follows
