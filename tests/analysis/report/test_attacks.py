@@ -431,3 +431,10 @@ def test_an_attack_on_an_import(name, tmp_path, undrawn):
     told = [*(problem.text for problem in assessment.sweep.problems), assessment.worst]
     assert any(line in text for text in told), told
     assert bool(assessment.withheld) is withheld
+
+
+def test_lost_runs_of_the_control_are_taken_as_its_best(tmp_path):
+    """As its worst they would make a small gain of the other arm a better one."""
+    write_sweep(tmp_path, replicates=8, betas={0: 0.1, 1: 0.3}, lift={ARM: 0.1})
+    lost(tmp_path)
+    assert load_assessment(tmp_path).worst.endswith(f"{ARM} against {CONTROL} inconclusive.")
