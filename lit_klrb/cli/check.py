@@ -222,44 +222,46 @@ def main(argv: Sequence[str]) -> int:
     sys.stderr.write(said.getvalue())
     if options and not known.json:
         print("\n".join(_lines(answers[0])))
+        print("in order, as far as fit checks before its first step; --json for programs", file=sys.stderr)
     else:
         print(json.dumps(answers[0] if options else answers, indent=1 if options else None))
     return 0
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
-    """What would be trained, for a reader."""
+    """What would be trained, for a reader: model, rows, first row, estimator, time."""
     models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
-    estimator, size = answer["estimator"], answer["prompts"].get("batch_size")
-    lines = [
-        f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
-        f"data: {', '.join(f'{key} {value}' for key, value in answer['prompts'].items())}",
-        *(_lines_of_rows(answer["rows"]) if answer["rows"] else []),
-        f"length: {answer['steps']} steps" + (f" of {size} rows" if size else ""),
-    ]
+    shown, estimator, size = answer["rows"], answer["estimator"], answer["prompts"].get("batch_size")
+    about = "none, as this module has no KL term"
     if estimator is not None:
         when = estimator["biased"]
         biased = {False: "unbiased", True: "biased"}.get(when, f"biased {when}")
-        lines.append(f"estimator: {estimator['name']}, {biased}; optimises {estimator['optimises']}")
+        about = f"{estimator['name']}, {biased}; optimises {estimator['optimises']}"
+    lines = [
+        f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
+        f"rows: of {answer['prompts'].get('source')}" + (f", {_rows(shown)}" if shown else ""),
+        *([f"first row: {shown['first']}".replace("\n", "\\n")] if shown else []),
+        f"estimator: {about}",
+        f"time: {answer['steps']} steps{f' of {size} rows' if size else ''}, timed by fit as it goes",
+    ]
     if answer["monitors"]:
         names = ", ".join(answer["monitors"])
         lines.append(
             f"not checked: {names}; fit knows what is logged after the evaluation before the first step"
         )
-    return [*lines, "everything that fit checks before the first step is in order; --json for programs"]
+    return lines
 
 
-def _lines_of_rows(shown: dict[str, Any]) -> list[str]:
-    """The rows, for a reader."""
+def _rows(shown: dict[str, Any]) -> str:
+    """The numbers of rows, for a reader."""
     left_out = sum(shown["left_out"].values())
     why = ", ".join(f"{count} {reason}" for reason, count in shown["left_out"].items())
-    found = f"rows: {shown['rows']} {shown['kind']}, {left_out} left out" + (f" ({why})" if why else "")
+    found = f"{shown['rows']} {shown['kind']}, {left_out} left out" + (f" ({why})" if why else "")
     if shown["cut"]:
         found += f", {shown['cut']} cut"
     if shown["longest_tokens"]:
         found += f"; tokens: median {shown['median_tokens']:g}, longest {shown['longest_tokens']}"
-    first = shown["first"].replace("\n", "\\n")
-    return [found, f"first row: {first}"]
+    return found
 
 
 def _requests() -> list[list[str]]:

@@ -106,8 +106,12 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
     def load(self, split: str) -> Sequence[Row]:
         """Load a split of the source."""
-        source = Source(self.source, self.want, self.subset, self.split, self.eval_split)
-        return load_rows(source, split, self.sizes[split])
+        return load_rows(self.origin, split, self.sizes[split])
+
+    @property
+    def origin(self) -> Source:
+        """The source and what is read of it."""
+        return Source(self.source, self.want, self.subset, self.split, self.eval_split)
 
     def read(
         self,
@@ -137,7 +141,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         for split in SPLITS["fit"]:
             if split not in self.reviews:
                 self.reviews[split] = self.load(split)
-        examples = self.examples("train")
+        examples, _ = (self.examples(split) for split in SPLITS["fit"])  # the latter may be refused
         shown = self.selections["train"].summary() | {"kind": self.contents[0]}
         return shown | {"first": self.visible(examples[0])}
 

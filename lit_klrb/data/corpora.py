@@ -61,6 +61,12 @@ def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 
     return [Row(None, (review.text,), review.label) for review in reviews]
 
 
+def held_out_prompts(source: Source) -> set[str]:
+    """The given prompts of the test and validation splits, as in `Row.text`; none of beginnings of texts."""
+    splits = {} if source.name == GRAMMAR else _load_splits(source)
+    return {row.text for name in HELD_OUT for row in splits.get(name, ()) if row.prompt is not None}
+
+
 def given_prompts(source: str) -> list[Row]:
     """All prompts of a single file, in its order; none if it is no file, or has texts instead of prompts."""
     if not local_path(source, KEY).is_file():

@@ -9,7 +9,7 @@ import torch
 
 from lit_klrb.data.base import CorpusDataModule, GivenAnswers, WholeTexts, log
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.corpora import GRAMMAR
+from lit_klrb.data.corpora import GRAMMAR, held_out_prompts
 from lit_klrb.data.encode import Encoded, Reader
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import LeftOutError, Row, parse_rows
@@ -76,10 +76,10 @@ class LabelledReviewDataModule(WholeTexts):
         labelled = [row for row in rows if row.label is not None]
         if unknown := len(rows) - len(labelled):
             log.warning(f"{self.source}: {unknown} of {len(rows)} {split} rows are left out: no label")
-        if labelled:
-            return labelled
-        problem = f"{self.source} has no labelled review in its {split} split"
-        raise ConfigurationError(f"{problem}; rows need a label, 1 (positive) or 0 (negative)", key="source")
+        if not labelled:
+            needs = f"{split} split; rows need a label, 1 (positive) or 0 (negative)"
+            raise ConfigurationError(f"{self.source} has no labelled review in its {needs}", key="source")
+        return labelled
 
     def encoded(self, reader: Reader, row: Row, selection: Selection) -> tuple[list[int], int]:
         """Token ids and the label of a text."""
@@ -199,8 +199,8 @@ class Prompts(CorpusDataModule, ABC):
 
         prompts = self.read(split, rows, make)
         longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-        given = f"{new} after a prompt of {longest} tokens"
-        check_context_length(learner.trained, longest + new, "the policy", key="max_new_tokens", given=given)
+        given = {"key": "max_new_tokens", "given": f"{new} after a prompt of {longest} tokens"}
+        check_context_length(learner.trained, longest + new, "the policy", **given)
         return prompts
 
     def visible(self, example: Any) -> str:
@@ -246,9 +246,9 @@ class PreferenceDataModule(Prompts, GivenAnswers):
 
     Args:
         batch_size: Pairs per training batch.
-        preferences: A data set of preferences, of which the first train_size are used: a hub id, a folder or
-            a file with the columns chosen and rejected, and prompt or a common beginning: texts or
-            conversations. `subset` and `split` are its own, too.
+        preferences: A data set of preferences, of which the first train_size are used, but no prompt that
+            the source holds out: a hub id, a folder or a file with the columns chosen and rejected, and
+            prompt or a common beginning: texts or conversations. `subset` and `split` are its own, too.
     """
 
     contents = ("preferences", "prompts")
@@ -271,20 +271,20 @@ class PreferenceDataModule(Prompts, GivenAnswers):
     def _given(self) -> list[PreferencePair]:
         """The pairs of `preferences`, without the reference's log-probabilities."""
         key, name = "preferences", str(self.preferences)
-        opened = open_splits(key, name, self.subset)
-        if self.split not in opened or not len(opened[self.split]):
-            names = ", ".join(sorted(opened)) or "none"
-            problem = f"{name} has no rows in its {self.split} split; its splits: {names}"
-            raise ConfigurationError(problem, key=key)
-        rows = parse_rows(key, name, list(opened[self.split])[: self.train_size or None], "preferences")
-        reader, limit = self.reader(key), self.limit
+        found = list((opened := open_splits(key, name, self.subset)).get(self.split, ()))
+        if not found:
+            problem = f"{name} has no rows in its {self.split} split; its splits: "
+            raise ConfigurationError(problem + (", ".join(sorted(opened)) or "none"), key=key)
+        rows = parse_rows(key, name, found[: self.train_size or None], "preferences")
+        reader, limit, evaluated = self.reader(key), self.limit, held_out_prompts(self.origin)
 
         def make(index: int, row: Row) -> PreferencePair:
             if row.prompt == "":
                 raise LeftOutError("an empty prompt" if any(row.answers) else "empty")
+            if row.text in evaluated:
+                raise LeftOutError("a prompt of an evaluation")
             within = self.selections["train"].within
-            both = (reader.answered(row.prompt or "", answer) for answer in row.answers)
-            return PreferencePair.of(*(within(encoded) for encoded in both))
+            return PreferencePair.of(*(within(reader.answered(row.prompt or "", a)) for a in row.answers))
 
         return self.read("train", rows, make, limit, key)
 

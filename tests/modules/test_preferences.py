@@ -1,11 +1,16 @@
 """Given and cached preference pairs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from runs import equal, weights_of
 from written import write_rows
 
 from lit_klrb.data.batches import pad
+from lit_klrb.data.corpora import load_rows
+from lit_klrb.data.modules import PreferenceDataModule
+from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.models import loading
 from lit_klrb.modules.dpo import DPOModule
 from lit_klrb.rollouts.pair import Pair
@@ -51,6 +56,23 @@ def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path
             assert logprob == pytest.approx(
                 logprobs.gather(1, torch.tensor(ids)[:, None]).sum().item(), rel=1e-4
             )
+
+
+def test_pairs_do_not_have_the_prompts_of_the_evaluation(tmp_path, caplog):
+    texts = dict.fromkeys(row.text for row in load_rows("grammar", size=80))
+    rows = [{"prompt": text, "chosen": " Do not miss it!", "rejected": " Avoid it!"} for text in texts]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    learner = SimpleNamespace(tokenizer=grammar_tokenizer(), trained=SimpleNamespace(config=None))
+    data = PreferenceDataModule(source=source, preferences=source, train_size=0)
+    shown = data.preview(learner)
+    evaluated = [prompt.tokens for prompt in data.examples("validation")]
+    trained = [pair.prompt for pair in data.examples("train")]
+    assert evaluated
+    assert not [tokens for tokens in trained if tokens in evaluated]
+    tests = len(rows) - len(trained) - len(evaluated)
+    assert tests > 0
+    assert shown["left_out"] == {"a prompt of an evaluation": len(evaluated) + tests}
+    assert f"{len(evaluated) + tests} of {len(rows)} train rows are left out" in caplog.text
 
 
 @pytest.mark.parametrize("given", [False, True])
