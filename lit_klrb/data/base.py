@@ -95,9 +95,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         check_at_least(1, eval_size=self.eval_size)
         names = self.split.split("+")
         if not all(names) or len(set(names)) < len(names) or self.eval_split in names:
-            raise ConfigurationError(
-                f"must name different splits, and not the evaluation's, got {self.split}", key="split"
-            )
+            problem = f"must name different splits, and not the evaluation's, got {self.split}"
+            raise ConfigurationError(problem, key="split")
         self.sizes = {"train": self.train_size, "validation": self.eval_size, "test": self.eval_size}
         self.reviews: dict[str, Sequence[Row]] = {}
         # What became of the rows of each split
@@ -142,8 +141,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             if split not in self.reviews:
                 self.reviews[split] = self.load(split)
         examples, _ = (self.examples(split) for split in SPLITS["fit"])  # the latter may be refused
-        shown = self.selections["train"].summary() | {"kind": self.contents[0]}
-        return shown | {"first": self.visible(examples[0])}
+        about = {"kind": self.contents[0], "first": self.visible(examples[0])}
+        return self.selections["train"].summary() | about
 
     @abstractmethod
     def visible(self, example: Any) -> str:

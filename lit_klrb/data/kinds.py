@@ -26,8 +26,12 @@ LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 
 Content = str | Conversation
-# What a stage reads of a row: texts to model, prompts, preferences, or texts with labels.
-Want = Literal["texts", "prompts", "preferences", "labels"]
+# What a stage reads of a row: texts to model, prompts, preferences (pairs with their prompt), or texts with
+# labels.
+Want = Literal["texts", "prompts", "preferences", "pairs", "labels"]
+# Columns that models of text do not read.
+MEDIA = "image", "images", "audio", "video", "videos"
+CLEANED = "<br /> tags, misread characters, or spaces at the ends of text are repaired"
 log = logging.getLogger(__name__)
 
 
@@ -66,9 +70,13 @@ def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list
     parsed, said = [], Counter[str]()
     for number, raw in enumerate(rows, 1):
         row, note = converted(raw, want)
-        said.update([note] if note else [])
         with refusing(f"{place} row {number} cannot be read", RecursionError, key=key):
             parsed.append(READ[want](_Raw(key, f"{place} row {number}", row)))
+        said.update([note] if note else [])
+        is_read = row.get(TEXT) and TEXT not in parsed[-1].columns
+        said.update([CLEANED] if is_read and row[TEXT] != parsed[-1].text else [])
+    for name in (name for name in MEDIA if any(row.get(name) for row in rows)):
+        log.warning("%s: the column %s is not read, as models are of text alone", place, name)
     for note, count in said.items():
         log.warning("%s: converted %d of %d rows: %s", place, count, len(parsed), note)
     return parsed
@@ -96,14 +104,19 @@ def converted(row: RawRow, want: Want) -> tuple[RawRow, str]:
             own = {PROMPT: "\n\n".join([*parts, ""]), COMPLETION: row["output"]}
             return row | own, "instruction, input and output are prompt and completion"
     pair = [text for text in (row.get(CHOSEN), row.get(REJECTED)) if isinstance(text, str)]
-    if want != "texts" and PROMPT not in has and len(pair) == 2:
-        differ = (n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
-        length = pair[0][: next(differ, len(pair[1]))].rfind(LAST) + len(LAST)
-        if length >= len(LAST):
-            rest = {name: row[name][length:] for name in (CHOSEN, REJECTED)}
-            note = f"the prompt of a dialogue is what both have up to the last {LAST.strip()!r}"
-            return {**row, PROMPT: row[CHOSEN][:length], **rest}, note
-    return row, ""
+    if want == "texts" or PROMPT in has or len(pair) < 2:
+        return row, ""
+    differ = (n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+    common = pair[0][: next(differ, len(pair[1]))]
+    length, note = common.rfind(LAST) + len(LAST), f"what both have up to the last {LAST.strip()!r}"
+    if length < len(LAST):
+        # Whole texts of a reward model need no prompt; the space belongs to the answer
+        length = -1 if want == "preferences" else max(common.rfind(space) for space in " \n")
+        note = "the words with which both begin"
+    if length <= 0:
+        return row, ""
+    rest = {name: row[name][length:] for name in (CHOSEN, REJECTED)}
+    return {**row, PROMPT: common[:length], **rest}, f"the prompt of a pair is {note}"
 
 
 def _messages(turn: Mapping[str, Any]) -> list[RawRow]:
@@ -236,7 +249,13 @@ def _shared(raw: _Raw, given: Content | None, *chats: Conversation) -> list[Cont
     return [replace(chats[0], messages=before[0], place=raw.place), *answers]
 
 
-READ = {"texts": _text_row, "prompts": _prompt_row, "preferences": _preference_row, "labels": _labelled_row}
+READ = {
+    "texts": _text_row,
+    "prompts": _prompt_row,
+    "preferences": _preference_row,
+    "pairs": _preference_row,
+    "labels": _labelled_row,
+}
 
 
 def clean_text(text: str) -> str:

@@ -275,7 +275,7 @@ class PreferenceDataModule(Prompts, GivenAnswers):
         if not found:
             problem = f"{name} has no rows in its {self.split} split; its splits: "
             raise ConfigurationError(problem + (", ".join(sorted(opened)) or "none"), key=key)
-        rows = parse_rows(key, name, found[: self.train_size or None], "preferences")
+        rows = parse_rows(key, name, found[: self.train_size or None], "pairs")
         reader, limit, evaluated = self.reader(key), self.limit, held_out_prompts(self.origin)
 
         def make(index: int, row: Row) -> PreferencePair:

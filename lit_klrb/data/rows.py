@@ -40,8 +40,8 @@ def suffix_of(path: Path) -> str:
 def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str, Sequence[RawRow]]:
     """Open a hub id, a folder or a file as the rows of each split.
 
-    The files of a folder are its splits, shards (`train-00000-of-00002.parquet`) parts of one; a single file
-    is the train split. Folders of `save_to_disk` are read, too.
+    The files of a folder are its splits, shards (`train-00000-of-00002.parquet`, of old data sets with a hash
+    behind it) parts of one; a single file is the train split. Folders of `save_to_disk` are read, too.
     """
     if not source:
         raise ConfigurationError(f"'' is empty; {ALLOWED}", key=key)
@@ -75,7 +75,7 @@ def _open_folder(key: str, folder: Path) -> Mapping[str, Sequence[RawRow]]:
     for place in inside:
         splits = _Files(key)
         for file in filter(suffix_of, sorted(place.iterdir())):
-            name = re.sub(r"-\d+-of-\d+$", "", Path(file.name.removesuffix(".gz")).stem)
+            name = re.sub(r"-\d+-of-\d+(-[0-9a-f]+)?$", "", Path(file.name.removesuffix(".gz")).stem)
             splits.data.setdefault(name, []).append(file)
         if splits:
             return splits

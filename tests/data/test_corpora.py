@@ -10,7 +10,7 @@ import pytest
 from lit_klrb.data import corpora
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Row, clean_text
+from lit_klrb.data.kinds import Row, clean_text, parse_rows
 from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
@@ -165,8 +165,8 @@ def test_whatever_the_datasets_library_reads_is_read(tmp_path):
     table.save_to_disk(tmp_path / "saved")
     (tmp_path / "shards" / "data").mkdir(parents=True)
     for number in range(2):
-        part = table.shard(2, number, contiguous=True)
-        part.to_parquet(tmp_path / "shards" / "data" / f"train-0000{number}-of-00002.parquet")
+        name = f"train-0000{number}-of-00002-0a1b2c3d4e5f6071.parquet"
+        table.shard(2, number, contiguous=True).to_parquet(tmp_path / "shards" / "data" / name)
     expected = [row["text"] for row in rows]
     others = "g.parquet.gz", "saved", "shards"
     for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.csv", "e.txt", "f.parquet", *others):
@@ -255,6 +255,13 @@ def test_cleaning(raw, clean):
     assert clean_text(raw) == clean
 
 
+def test_what_is_cleaned_is_counted(tmp_path, caplog):
+    source = write(tmp_path / "rows.jsonl", [{"text": text} for text in ("fine", " \tcode", "a<br />b", "")])
+    rows = parse_rows("source", source, open_splits("source", source)["train"], "texts")
+    assert [row.text for row in rows] == ["fine", "code", "a\nb", ""]
+    assert "converted 2 of 4 rows: <br /> tags" in caplog.text
+
+
 def test_texts_are_cleaned_before_they_are_compared(tmp_path):
     write(tmp_path / "train.jsonl", [{"text": "It\x92s good.<br />Yes.", "label": 1}, *ROWS[:40]])
     write(tmp_path / "test.jsonl", [{"text": "It’s good.\nYes.", "label": 1}])
@@ -277,6 +284,32 @@ def test_bad_columns_are_named(tmp_path, rows, message):
         labelled(source)
     assert str(error.value).startswith(f"source: {source} {message}")
     assert "\n" not in str(error.value)
+
+
+def test_columns_of_pictures_are_said_not_to_be_read(caplog):
+    row = {"prompt": "What is this?", "completion": " A cat"}
+    rows = [row | {"images": images} for images in ([], ["a.png"])]
+    assert len(parse_rows("source", "here", rows, "texts")) == 2
+    assert caplog.text.count("the column images is not read") == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "prompt"),
+    [
+        (("The sky is blue", "The sky is black"), "The sky is"),
+        (("Q: 2\nA: 4", "Q: 2\nA: 5"), "Q: 2\nA:"),
+        (("It was", "It was bad"), "It"),
+        (("yes", "yellow"), ""),
+    ],
+)
+def test_texts_without_a_prompt_begin_with_it(pair, prompt):
+    chosen, rejected = pair
+    row = {"chosen": chosen, "rejected": rejected}
+    (found,) = parse_rows("preferences", "here", [row], "pairs")
+    assert found.prompt == prompt
+    assert tuple(found.prompt + answer for answer in found.answers) == pair
+    assert parse_rows("preferences", "here", [row], "preferences") == [Row("", pair)], "whole texts"
+    assert parse_rows("source", "here", [row], "prompts")[0].prompt == prompt
 
 
 def test_rows_without_a_value_are_not_held_out(tmp_path):

@@ -45,7 +45,7 @@ def summary(assessment: Assessment) -> Section:
         ],
         paragraphs=[
             *biased_arms(assessment.sweep),
-            " ".join([_counts(assessment), *_conditions(assessment)]),
+            " ".join([_counts(assessment), *conditions(assessment)]),
             *filter(None, [assessment.worst, _caution(assessment)]),
         ],
         numbers={
@@ -147,16 +147,16 @@ def _caution(assessment: Assessment) -> str:
     return f"Caution: {'; '.join(texts[:_CAUTIONS])}{more}." if texts else ""
 
 
-def _conditions(assessment: Assessment) -> list[str]:
+def conditions(assessment: Assessment) -> list[str]:
     """The conditions of all statements on the page."""
     texts = []
     if setting := assessment.sweep.plan.setting:
         texts.append(f"The setting: {setting} All statements apply to this setting only.")
     if warm_starts(assessment.sweep) == 1 and not any(c.primary.over_blocks for c in assessment.comparisons):
-        texts.append(
-            "All runs share one warm start and one reference: all statements are conditional on these, and "
-            "do not apply to other checkpoints."
-        )
+        start = "All runs share one warm start and one reference: all"
+        if assessment.sweep.locked.origin is not None:
+            start = "Where imported runs started is unknown. If from one warm start and one reference, all"
+        texts.append(f"{start} statements are conditional on these, and do not apply to other checkpoints.")
     texts += filter(None, [block_condition(assessment)])
     if any(c.pairs.diverged.any() for c in assessment.comparisons):
         texts.append(

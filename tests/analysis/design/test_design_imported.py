@@ -11,7 +11,7 @@ import analysis
 from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.report.assessment import load_assessment
-from analysis.report.sections.summary import verdict_numbers
+from analysis.report.sections.summary import conditions, verdict_numbers
 
 COLUMNS = {name: name for name in ("arm", "beta", "replicate", "seed", "reward", "kl")}
 CAVEAT = "they were not scored by the common evaluator"
@@ -65,6 +65,8 @@ def test_a_sweep_has_the_same_statistics_after_export_and_import(tmp_path, impor
     assert load_assessment(theirs).comparisons[0].pairs.seeds_shared == shared
     assert verdicts(theirs) == verdicts(own)
     assert len(verdicts(own)) == 9
+    said = [conditions(load_assessment(directory))[0][:25] for directory in (own, theirs)]
+    assert said == ["All runs share one warm s", "Where imported runs start"]
     again = analysis.frames(theirs).runs
     both = [f[f.arm.notna()].set_index(["arm", "beta", "replicate"]).sort_index() for f in (frame, again)]
     for column in ("reward", "kl"):
