@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, final
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
@@ -95,7 +96,9 @@ class GradientNoiseStudy(PolicyStudy):
         prompts = self.prompts(trainer, module, *self.needs)
         # The measured batches come first: they do not depend on the number of earlier rollouts
         measured, earlier = prompts[: self.batches], prompts[self.batches :]
-        task = Task.of(module)
+        task = Task.of(module)._replace(
+            prompts=getattr(trainer.datamodule, "batch_size", 1)  # type: ignore[attr-defined]
+        )
         gradients = all_gradients(task, self.estimators, measured, earlier, module.seed).flatten(0, 1)
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": lower_triangle(gram(gradients))}
@@ -113,6 +116,7 @@ class Task(NamedTuple):
     # `TokenStats.reward_to_come` of a rollout, its batch and its rewards; None for none
     to_come: Callable[[Rollout, Batch, Tensor], Tensor | None] = lambda *_: None
     memory: EstimatorMemory | None = None  # what the training remembers; None without a training
+    prompts: int = 1  # at least so many prompts have their completions sampled together, as in training
 
     @classmethod
     def of(cls, module: OnPolicyModule) -> "Task":
@@ -134,11 +138,27 @@ def all_gradients(
 ) -> Tensor:
     """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters]."""
     memories = memories_after(task, estimators, earlier, seed)
-    by_batch = [
-        batch_gradients(task, batch, memories, derive_seed(seed, schema.GRADIENT_NOISE, index))
-        for index, batch in enumerate(batches)
-    ]
-    return torch.stack(by_batch, dim=1)
+    found = sampled(task, batches, derive_seed(seed, schema.GRADIENT_NOISE))
+    return torch.stack([batch_gradients(task, *one, memories) for one in found], dim=1)
+
+
+def sampled(task: Task, batches: Sequence[Batch], seed: int) -> Iterator[tuple[Batch, Rollout]]:
+    """Each of some batches of equal size with its completions.
+
+    A small batch takes as long to sample as one of training: as many as make one are sampled together.
+    """
+    size = len(batches[0]["tokens"]) if batches else 1
+    together, rows = max(1, task.prompts // size), size * task.sampling.completions_per_prompt
+    for first in range(0, len(batches), together):
+        group = batches[first : first + together]
+        width = max(batch["tokens"].shape[1] for batch in group)
+        joined = {
+            name: torch.cat([pad(batch[name], (width - batch[name].shape[1], 0)) for batch in group])
+            for name in ("tokens", "attention_mask")
+        }
+        rollout = task.pair.sample(joined, task.sampling, seed=derive_seed(seed, first))
+        for number, batch in enumerate(group):
+            yield batch, rollout.rows(slice(number * rows, (number + 1) * rows))
 
 
 def memories_after(
@@ -162,22 +182,23 @@ def memories_after(
                 f"{type(needing[0]).__name__} is another estimator",
                 key="earlier_rollouts",
             )
-    for index, batch in enumerate(batches):
-        address = derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index)
-        with torch.no_grad():
-            list(weighted(task, memories, batch, address, observe=True))
+    with torch.no_grad():
+        for batch, rollout in sampled(task, batches, derive_seed(seed, schema.GRADIENT_NOISE, "earlier")):
+            list(weighted(task, memories, batch, rollout, observe=True))
     return memories
 
 
-def batch_gradients(task: Task, batch: Batch, memories: Sequence[EstimatorMemory], seed: int) -> Tensor:
+def batch_gradients(
+    task: Task, batch: Batch, rollout: Rollout, memories: Sequence[EstimatorMemory]
+) -> Tensor:
     """Gradients on the completions of a batch, shape [1 + E, parameters].
 
     The first is that of the reward, the others those under each estimator.
     """
     everything, gradients = [EstimatorMemory(NoKL()), *memories], []
-    for memory, stats, mask, weights in weighted(task, everything, batch, seed):
-        rollout = stats, mask, weights
-        gradients.append(policy_gradient(task.pair.policy, task.beta, memory.estimator, *rollout))
+    for memory, stats, mask, weights in weighted(task, everything, batch, rollout):
+        scored = stats, mask, weights
+        gradients.append(policy_gradient(task.pair.policy, task.beta, memory.estimator, *scored))
     return torch.stack(gradients)
 
 
@@ -200,14 +221,13 @@ def policy_gradient(
 
 
 def weighted(
-    task: Task, memories: Sequence[EstimatorMemory], batch: Batch, seed: int, *, observe: bool = False
+    task: Task, memories: Sequence[EstimatorMemory], batch: Batch, rollout: Rollout, *, observe: bool = False
 ) -> Iterator[tuple[EstimatorMemory, TokenStats, Tensor, LossWeights]]:
     """Each memory with statistics, mask and its weights of the same rollout.
 
     Equal statistics are computed once.
     """
     scorer = task.pair.scorer
-    rollout = task.pair.sample(batch, task.sampling, seed=seed)
     rewards = task.rewards(rollout, batch)
     states = scorer.reference_states(task.pair.read(rollout, batch))
     to_come = task.to_come(rollout, batch, rewards)
