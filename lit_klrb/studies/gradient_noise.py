@@ -138,11 +138,13 @@ def all_gradients(
 ) -> Tensor:
     """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters]."""
     memories = memories_after(task, estimators, earlier, seed)
-    found = sampled(task, batches, derive_seed(seed, schema.GRADIENT_NOISE))
+    found = sampled(task, batches, seed)
     return torch.stack([batch_gradients(task, *one, memories) for one in found], dim=1)
 
 
-def sampled(task: Task, batches: Sequence[Batch], seed: int) -> Iterator[tuple[Batch, Rollout]]:
+def sampled(
+    task: Task, batches: Sequence[Batch], seed: int, *address: str
+) -> Iterator[tuple[Batch, Rollout]]:
     """Each of some batches of equal size with its completions.
 
     A small batch takes as long to sample as one of training: as many as make one are sampled together.
@@ -156,7 +158,8 @@ def sampled(task: Task, batches: Sequence[Batch], seed: int) -> Iterator[tuple[B
             name: torch.cat([pad(batch[name], (width - batch[name].shape[1], 0)) for batch in group])
             for name in ("tokens", "attention_mask")
         }
-        rollout = task.pair.sample(joined, task.sampling, seed=derive_seed(seed, first))
+        own = derive_seed(seed, schema.GRADIENT_NOISE, *address, first)
+        rollout = task.pair.sample(joined, task.sampling, seed=own)
         for number, batch in enumerate(group):
             yield batch, rollout.rows(slice(number * rows, (number + 1) * rows))
 
@@ -183,7 +186,7 @@ def memories_after(
                 key="earlier_rollouts",
             )
     with torch.no_grad():
-        for batch, rollout in sampled(task, batches, derive_seed(seed, schema.GRADIENT_NOISE, "earlier")):
+        for batch, rollout in sampled(task, batches, seed, "earlier"):
             list(weighted(task, memories, batch, rollout, observe=True))
     return memories
 

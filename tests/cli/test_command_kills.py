@@ -37,7 +37,7 @@ def study(chain, place):
                 "max_new_tokens": 8,
             },
         }
-        for policy, reference in (("dpo", "sft"), ("rloo", "sft"), ("sft", "dpo"))
+        for policy, reference in (("dpo", "sft"), ("rloo", "sft"))
     ]
     settings = {"pairs": pairs, "prompts": 8, "completions": 20, "group_sizes": [1, 5], "independent": 50}
     config = {"study": {"class_path": "PairEstimationStudy", "init_args": settings}}

@@ -1,6 +1,7 @@
 """Options have an effect on the run."""
 
 import json
+from functools import cache
 
 import pytest
 from runs import equal, rows_of, weights_of
@@ -8,7 +9,15 @@ from written import write_rows
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 
-NO_EVALUATION = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0"]
+# Of the second rollout one step
+SHORT = [
+    "--trainer.limit_val_batches",
+    "0",
+    "--trainer.num_sanity_val_steps",
+    "0",
+    "--trainer.max_steps",
+    "3",
+]
 
 # "{x}" stands for a file: the checkpoint of a stage, a tokenizer with one more token, other reviews.
 RAO_BLACKWELL = ["--kl.estimator", "RaoBlackwell"]
@@ -84,29 +93,41 @@ def files(chain, tmp_path_factory):
     return {**checkpoints, "tokenizer": folder / "tokenizer", "reviews": reviews}
 
 
+@pytest.fixture(scope="module")
+def short(chain, tmp_path_factory):
+    """The weights of a stage after a short run without other options."""
+
+    @cache
+    def trained(stage):
+        run = tmp_path_factory.mktemp(stage)
+        assert chain.run("fit", stage, *SHORT, run=run) == 0
+        return weights_of(run)
+
+    return trained
+
+
 @pytest.mark.parametrize(
     ("stage", "extra"), TRAINING, ids=lambda value: " ".join(value) if type(value) is list else None
 )
-def test_the_option_changes_the_trained_policy(chain, files, tmp_path, stage, extra, monkeypatch):
+def test_the_option_changes_the_trained_policy(chain, files, short, tmp_path, stage, extra, monkeypatch):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     extra = [word if word.startswith("{grammar") else word.format_map(files) for word in extra]
-    assert chain.run("fit", stage, *NO_EVALUATION, *extra, run=tmp_path) == 0
-    changed = weights_of(tmp_path)
-    assert not equal(weights_of(chain.root / stage), changed)
+    assert chain.run("fit", stage, *SHORT, *extra, run=tmp_path) == 0
+    assert not equal(short(stage), weights_of(tmp_path))
 
 
 @pytest.fixture(scope="module")
 def with_learned_reward(chain, tmp_path_factory):
     run = tmp_path_factory.mktemp("learned")
     reward = ["--model.reward_path", chain.checkpoint("reward")]
-    assert chain.run("fit", "rloo", *NO_EVALUATION, *reward, run=run) == 0
+    assert chain.run("fit", "rloo", *SHORT, *reward, run=run) == 0
     return weights_of(run), reward
 
 
 @pytest.mark.parametrize("extra", LEARNED, ids=" ".join)
 def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with_learned_reward, extra):
     expected, reward = with_learned_reward
-    assert chain.run("fit", "rloo", *NO_EVALUATION, *reward, *extra, run=tmp_path) == 0
+    assert chain.run("fit", "rloo", *SHORT, *reward, *extra, run=tmp_path) == 0
     assert not equal(expected, weights_of(tmp_path))
 
 
@@ -122,7 +143,7 @@ def test_the_option_of_a_single_estimator_changes_the_policy(chain, tmp_path, es
     trained = []
     for value in values:
         settings = ["--kl.estimator", estimator, f"--kl.estimator.{option}", value]
-        assert chain.run("fit", "rloo", *NO_EVALUATION, *settings, run=tmp_path / value) == 0
+        assert chain.run("fit", "rloo", *SHORT, *settings, run=tmp_path / value) == 0
         trained.append(weights_of(tmp_path / value))
     assert not equal(*trained)
 

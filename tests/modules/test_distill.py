@@ -11,7 +11,7 @@ from lit_klrb.cli.main import main
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 
 
-@pytest.mark.parametrize("estimator", [None, "RaoBlackwell", "RaoBlackwellSequence"])
+@pytest.mark.parametrize("estimator", [None, "RaoBlackwellSequence"])
 def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, capsys, estimator):
     extra = ["--trainer.max_steps", "40", "--trainer.val_check_interval", "40"]
     extra += ["--model.learning_rate", "0.02"]

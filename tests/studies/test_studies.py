@@ -119,9 +119,9 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
     found, *others = gradient_noise.batch_gradients(Task.of(module), batch, last, memories)[1:]
     assert (found - others[0]).norm() > 1e-5 * found.norm()
 
-    earlier = derive_seed(5, "gradient_noise", "earlier")
-    seeds = [derive_seed(earlier, index) for index in range(count)]
-    for half, seed in zip([halves[0]] * count + [halves[1]], [*seeds, derive_seed(6, 0)], strict=True):
+    seeds = [derive_seed(5, "gradient_noise", "earlier", index) for index in range(count)]
+    seeds.append(derive_seed(6, "gradient_noise", 0))
+    for half, seed in zip([halves[0]] * count + [halves[1]], seeds, strict=True):
         rollout = training.pair.sample(half, training.sampling, seed=seed)
         _, stats = training.pair.score(rollout, half, training.memory.token_values)
         rewards = training.training_rewards(rollout, training.pair.rewards(training.reward, rollout, half))
@@ -144,7 +144,7 @@ def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, t
         Task.of(module), [TiltedRaoBlackwell(), MonteCarlo()], halves, seed=5
     )
     for half, index in zip(halves, range(2), strict=True):
-        seed = derive_seed(derive_seed(5, "gradient_noise", "earlier"), index)
+        seed = derive_seed(5, "gradient_noise", "earlier", index)
         rollout = module.pair.sample(half, module.sampling, seed=seed)
         _, stats = module.pair.score(rollout, half, module.memory.token_values)
         module.weigh(
@@ -165,18 +165,18 @@ def test_small_batches_are_sampled_together(chain, tmp_path):
     found = [*gradient_noise.sampled(task, [narrow, wide, narrow], seed=6)]
     assert [given for given, _ in found] == [narrow, wide, narrow]
     rollouts = [rollout for _, rollout in found]
-    together = module.pair.sample(batch, module.sampling, seed=derive_seed(6, 0))
+    together = module.pair.sample(batch, module.sampling, seed=derive_seed(6, "gradient_noise", 0))
     assert torch.equal(torch.cat([rollout.completions for rollout in rollouts[:2]]), together.completions)
     width = narrow["tokens"].shape[1]
     prompts = rollouts[1].tokens[:: module.sampling.completions_per_prompt, 3 : width + 3]
     assert torch.equal(prompts, batch["tokens"][2:4])
-    alone = module.pair.sample(narrow, module.sampling, seed=derive_seed(6, 2))
+    alone = module.pair.sample(narrow, module.sampling, seed=derive_seed(6, "gradient_noise", 2))
     assert torch.equal(rollouts[2].completions, alone.completions)
 
 
 def gradient_of(module, batch, study, index):
     """Computed by a training step on the study's completions."""
-    draws = derive_seed(derive_seed(module.seed, study.name), index)
+    draws = derive_seed(module.seed, study.name, index)
     sample = module.pair.sample
     module.pair.sample = lambda *args, **options: sample(*args, **{**options, "seed": draws})
     module.zero_grad()

@@ -100,23 +100,26 @@ def test_any_digit_of_the_numbers_changed_by_hand_is_found(page, verified):
     assert "differs: results.json: was changed after it was written: it has another checksum" in lines
 
 
-@pytest.mark.parametrize("forge", ["width", "line"])
-def test_a_forged_figure_or_line_break_is_found_even_with_a_new_hash(tmp_path, verified, forge):
-    page = build(write_sweep(tmp_path, **SMALL))
-    assert verified(page)[0] == 0
-    content = page.read_bytes()
-    if forge == "line":
-        page.write_bytes(content.replace(b"\n", b"\r\n", 1))
-    else:
-        place = re.search(rb"d=%22M (\d)", content).start(1)
-        page.write_bytes(
-            content[:place] + b"%d" % (9 - int(content[place : place + 1])) + content[place + 1 :]
-        )
+def test_a_forged_line_break_is_found_even_with_a_new_hash(page, verified):
+    page.write_bytes(page.read_bytes().replace(b"\n", b"\r\n", 1))
     with_new_hash(page)
     code, lines = verified(page)
     assert code == 1
     (line,) = (line for line in lines if line.startswith("differs"))
-    assert ("drawing" in line) is (forge == "width")
+    assert "drawing" not in line
+
+
+def test_a_forged_figure_is_found_even_with_a_new_hash(tmp_path, verified):
+    page = build(write_sweep(tmp_path, **SMALL))
+    assert verified(page)[0] == 0
+    content = page.read_bytes()
+    place = re.search(rb"d=%22M (\d)", content).start(1)
+    page.write_bytes(content[:place] + b"%d" % (9 - int(content[place : place + 1])) + content[place + 1 :])
+    with_new_hash(page)
+    code, lines = verified(page)
+    assert code == 1
+    (line,) = (line for line in lines if line.startswith("differs"))
+    assert "drawing" in line
 
 
 def test_a_drawing_of_another_version_that_differs_is_not_compared(page, verified):
@@ -196,7 +199,9 @@ def test_what_a_report_of_other_code_copies_from_the_results_is_compared(page, v
 @pytest.mark.parametrize(
     ("design", "size"), [({"blocks": 3, "replicates": 6}, 6e-16), ({"replicates": 3}, 1e-12)]
 )
-def test_other_last_digits_of_all_statistics_change_nothing(tmp_path, verified, monkeypatch, design, size):
+def test_other_last_digits_of_all_statistics_change_nothing(
+    tmp_path, undrawn, verified, monkeypatch, design, size
+):
     page = build(write_sweep(tmp_path, lift={"RaoBlackwell": 0.3}, **design))
     before = json.loads((tmp_path / "results.json").read_text())
     with moved_statistics(size, monkeypatch) as moved:
