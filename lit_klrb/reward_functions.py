@@ -7,6 +7,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,26 @@ Columns = Mapping[str, Any]
 NO_COLUMNS: Columns = {}
 # Characters of a value in messages.
 SHOWN = 60
+
+
+class LateColumns(Mapping[str, Any]):
+    """Columns that are made when one is read, as most rewards read the texts alone.
+
+    Args:
+        make: Makes the columns.
+    """
+
+    def __init__(self, make: Callable[[], Columns]) -> None:
+        self._made = cache(make)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
 
 
 class TrainerState(NamedTuple):

@@ -1,6 +1,7 @@
 """Rewards of texts, from the embedded world, a classifier or any Python function."""
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -115,8 +116,8 @@ class ClassifierReward:
 
         Conversations become texts by the classifier's own chat template, if it has one.
         """
-        first = next(iter(columns.get(PROMPTS, ())), None)
-        chats = self.tokenizer.chat_template is not None and is_messages(first)
+        has_template = self.tokenizer.chat_template is not None
+        chats = has_template and is_messages(next(iter(columns.get(PROMPTS, ())), None))
         if chats:
             place = f"{self.name}: a completion"
             pairs = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
@@ -182,7 +183,7 @@ class TrainingReward:
             if training:
                 self.logged.setdefault(name, []).append(float(value))
 
-        return self.reward(texts, {**columns, STATE: state, LOG: log})
+        return self.reward(texts, ChainMap({STATE: state, LOG: log}, columns))  # type: ignore[arg-type]
 
     def metrics(self) -> dict[str, float]:
         """The mean of each number that was logged since the last call."""

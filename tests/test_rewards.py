@@ -12,8 +12,18 @@ from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.reward_functions import FunctionReward, TrainerState
-from lit_klrb.rewards import ClassifierReward, TrainingReward, load_reward
+from lit_klrb.reward_functions import FunctionReward, LateColumns, TrainerState
+from lit_klrb.rewards import ClassifierReward, GrammarReward, TrainingReward, load_reward
+
+
+def test_columns_are_made_once_and_only_for_a_reward_that_reads_them():
+    made = []
+    columns = LateColumns(lambda: made.append(1) or {"prompts": ["The film"], "completions": [" was good"]})
+    state = TrainerState(0, 1), True
+    for reward, times in ((GrammarReward(), 0), (FunctionReward("own", lambda completions: [2.0]), 1)):
+        for _ in range(2):
+            assert TrainingReward(reward, lambda: state)(["The film was good"], columns).shape == (1,)
+        assert len(made) == times
 
 
 def test_the_grammars_reward_is_its_clipped_log_odds():

@@ -135,17 +135,18 @@ class CompletionTable(EvaluationMonitor):
         """Print and write the table."""
         evaluation = evaluations[0]
         every = evaluation.completions_per_prompt  # one completion per prompt
-        texts = pl_module.pair.texts(evaluation.rollout)[::every][: self.rows]
-        current = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
+        shown = slice(0, every * self.rows, every)
+        texts = pl_module.pair.texts(evaluation.rollout.rows(shown))
+        current = [list(row) for row in zip(texts, evaluation.rewards[shown].tolist(), strict=True)]
         first = self._first.setdefault(stage, current)
         rows = [[*before, *after] for before, after in zip(first, current, strict=False)]
         header = ["first evaluation", "reward", step_label(trainer), "reward"]
         alone = first is current  # the first evaluation has nothing to be compared with
-        shown = (header[2:], current) if alone else (header, rows)
+        table = (header[2:], current) if alone else (header, rows)
         columns = ["text_at_start", "reward_at_start", "text", "reward"]
         self.write(trainer, schema.COMPLETIONS, "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))
         if trainer.is_global_zero:
-            Console().print(text_table(*shown))
+            Console().print(text_table(*table))
 
     def state_dict(self) -> dict[str, Any]:
         """The completions of the first evaluation, by stage."""

@@ -5,6 +5,8 @@ can be loaded, exported or trained further anywhere. Reading one runs no code an
 docs/security.md.
 """
 
+import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,25 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
         ConfigurationError: If it cannot be read, contains no model for the role, or belongs to a published
             cell of a sweep and has other weights than those of the result.
     """
-    checkpoint = read(Path(path), mmap=True)  # with the optimizer's moments, which models do not need
+    found = os.stat(path)
+    checkpoint = _checked(Path(path).resolve(), (found.st_ino, found.st_mtime_ns, found.st_size))
     if role.config_key not in checkpoint:
         raise ConfigurationError(
             f"contains no {role.name}: it was not written by a lit_klrb module that has one"
         )
-    _check_published(Path(path).resolve(), checkpoint)
+    return dict(checkpoint)
+
+
+@lru_cache(maxsize=2)
+def _checked(path: Path, state: tuple[int, int, int]) -> dict[str, Any]:
+    """A run reads policy and reference several times: for weights, tokenizer and token values.
+
+    Args:
+        path: The file.
+        state: Which file it is, by inode, time and size: another one at the same path is read again.
+    """
+    checkpoint = read(path, mmap=True)  # with the optimizer's moments, which models do not need
+    _check_published(path, checkpoint)
     return checkpoint
 
 

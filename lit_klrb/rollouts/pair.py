@@ -20,7 +20,7 @@ from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.models.tokenizers import common_vocabulary
-from lit_klrb.reward_functions import IDS
+from lit_klrb.reward_functions import IDS, LateColumns
 
 
 class Loaded(NamedTuple):
@@ -226,7 +226,9 @@ class Pair:
 
     def rewards(self, reward: Callable[..., Tensor], rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
         """The reward of each sequence, shape [B]."""
-        columns = self.columns(rollout, batch)
-        pairs = zip(rollout.completions.cpu(), rollout.mask.cpu(), strict=True)
-        columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
-        return reward(self.texts(rollout), columns).to(rollout.tokens.device)
+
+        def columns() -> dict[str, list[Any]]:
+            pairs = zip(rollout.completions.cpu(), rollout.mask.cpu(), strict=True)
+            return self.columns(rollout, batch) | {IDS: [tokens[mask].tolist() for tokens, mask in pairs]}
+
+        return reward(self.texts(rollout), LateColumns(columns)).to(rollout.tokens.device)

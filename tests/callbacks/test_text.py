@@ -20,6 +20,7 @@ from lit_klrb.callbacks import CompletionTable, PredictionWriter
 from lit_klrb.cli.given import check_text
 from lit_klrb.errors import ConfigurationError, error_line, printable
 from lit_klrb.files import csv_text
+from lit_klrb.models.generation import Rollout
 from lit_klrb.run.loggers import run_loggers
 from lit_klrb.terminal import text_table
 
@@ -115,7 +116,7 @@ class Module:
     """A module whose pair of models has completions with a given text."""
 
     def __init__(self, text):
-        self.pair = SimpleNamespace(texts=lambda rollout: [text] * 4)
+        self.pair = SimpleNamespace(texts=lambda rollout: [text] * len(rollout.mask))
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if text != "\ud800"], ids=ascii)
@@ -123,7 +124,8 @@ def test_a_run_goes_on_whatever_a_completion_says(tmp_path, capsys, text):
     trainer = SimpleNamespace(
         global_step=3, state=SimpleNamespace(fn=None), is_global_zero=True, default_root_dir=str(tmp_path)
     )
-    evaluation = SimpleNamespace(completions_per_prompt=2, rollout=None, rewards=torch.ones(4))
+    rollout = Rollout(*[torch.ones(4, 3)] * 3)
+    evaluation = SimpleNamespace(completions_per_prompt=2, rollout=rollout, rewards=torch.ones(4))
     CompletionTable().report(trainer, Module(text), [evaluation], "val")
     with (tmp_path / "completions" / "step_000003.csv").open(newline="") as file:
         assert [row["text"] for row in csv.DictReader(file)] == [text, text]

@@ -215,8 +215,8 @@ def test_two_processes_equal_one_in_each_cell_of_the_table(chain, tmp_path, monk
         # What DDP has trained for a step goes on under FSDP2
         saved = tmp_path / "ddp" / "rloo_lora" / "checkpoints" / "previous.ckpt"
         two += [("resumed", "rloo_lora", (*SHARDED, "--ckpt_path", str(saved)))]
-        always = ("--checkpoint.every_n_train_steps", "1")
-        argvs = [argv(name, kind, *half[name], *always, *options) for kind, name, options in two]
+        always = {"rloo_lora": ("--checkpoint.every_n_train_steps", "1")}
+        argvs = [argv(n, kind, *half[n], *always.get(n, ()), *options) for kind, n, options in two]
         in_processes(2, run_all, argvs, tmp_path / "two.log")
     two.pop()
     assert not (tmp_path / "resumed" / "rloo_lora" / "gradients_0.pt").exists()

@@ -8,11 +8,12 @@ import tempfile
 import pytest
 import torch
 from pickles import Touch
+from runs import equal
 
 from lit_klrb.cli.export import export_checkpoint
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models import loading, tokenizers
+from lit_klrb.models import checkpoints, loading, tokenizers
 from lit_klrb.modules import SFTModule
 
 TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
@@ -230,6 +231,20 @@ def test_damaged_token_values_are_one_line(content, tmp_path, values, reason):
     with pytest.raises(ConfigurationError) as refused:
         loading.load_token_values("policy_path", path)
     assert str(refused.value) == f"policy_path: {path}: token_values: {reason}"
+
+
+def test_a_file_is_read_once_until_another_is_in_its_place(content, tmp_path, monkeypatch):
+    path, reads = str(tmp_path / "model.ckpt"), []
+    read = checkpoints.read
+    monkeypatch.setattr(checkpoints, "read", lambda *args, **kwargs: reads.append(1) or read(*args, **kwargs))
+    torch.save(content, path)
+    first, second = (loading.load_model("path", path).state_dict() for _ in range(2))
+    assert loading.load_tokenizer("path", path).get_vocab() == grammar_tokenizer().get_vocab()
+    assert (len(reads), equal(first, second)) == (1, True)
+    other = {name: value + 1 for name, value in content["state_dict"].items()}
+    torch.save(content | {"state_dict": other}, path)
+    assert not equal(loading.load_model("path", path).state_dict(), first)
+    assert len(reads) == 2
 
 
 def test_only_checkpoints_of_a_warm_start_have_token_values(content, tmp_path):
