@@ -76,7 +76,7 @@ def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list
         is_read = row.get(TEXT) and TEXT not in parsed[-1].columns
         said.update([CLEANED] if is_read and row[TEXT] != parsed[-1].text else [])
     for name in (name for name in MEDIA if any(row.get(name) for row in rows)):
-        log.warning("%s: the column %s is not read, as models are of text alone", place, name)
+        log.warning("%s: models do not read the column %s, as they are of text alone", place, name)
     for note, count in said.items():
         log.warning("%s: converted %d of %d rows: %s", place, count, len(parsed), note)
     return parsed

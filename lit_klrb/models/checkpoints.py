@@ -46,7 +46,7 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _checked(path: Path, state: tuple[int, int, int]) -> dict[str, Any]:
-    """A run reads policy and reference several times: for weights, tokenizer and token values.
+    """The content of a file, read once for weights, tokenizer and token values of policy and reference.
 
     Args:
         path: The file.

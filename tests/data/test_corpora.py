@@ -290,7 +290,7 @@ def test_columns_of_pictures_are_said_not_to_be_read(caplog):
     row = {"prompt": "What is this?", "completion": " A cat"}
     rows = [row | {"images": images} for images in ([], ["a.png"])]
     assert len(parse_rows("source", "here", rows, "texts")) == 2
-    assert caplog.text.count("the column images is not read") == 1
+    assert caplog.text.count("models do not read the column images") == 1
 
 
 @pytest.mark.parametrize(
