@@ -190,6 +190,15 @@ def test_rows_are_shown_as_the_model_reads_them(chain, tmp_path, capsys):
     assert "4 reviews, 1 left out" in capsys.readouterr().out, "with a tokenizer trained on them"
 
 
+def test_rows_of_the_evaluation_are_read_as_fit_reads_them(chain, tmp_path, capsys):
+    for split, words in (("train", 1), ("test", 1), ("validation", 80)):
+        row = {"prompt": f"A {split} of {'very ' * words}", "completion": "good"}
+        write_rows(tmp_path / f"{split}.jsonl", [row])
+    argv = ["--data.source", str(tmp_path), "--data.train_size", "0"]
+    assert main(["check", *chain.commands.argv("fit", "sft", *argv)[1:]]) == 2
+    assert "1 of 1 validation rows cannot be read: 1 longer than max_tokens=64" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]", "[[]]", '[["train"]]'])
 def test_invalid_requests_are_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 import sys
 import tempfile
 
@@ -241,8 +242,10 @@ def test_a_file_is_read_once_until_another_is_in_its_place(content, tmp_path, mo
     first, second = (loading.load_model("path", path).state_dict() for _ in range(2))
     assert loading.load_tokenizer("path", path).get_vocab() == grammar_tokenizer().get_vocab()
     assert (len(reads), equal(first, second)) == (1, True)
-    other = {name: value + 1 for name, value in content["state_dict"].items()}
+    name, size = "policy.transformer.ln_f.weight", os.path.getsize(path)
+    other = content["state_dict"] | {name: content["state_dict"][name] + 1}
     torch.save(content | {"state_dict": other}, path)
+    assert os.path.getsize(path) == size
     assert not equal(loading.load_model("path", path).state_dict(), first)
     assert len(reads) == 2
 

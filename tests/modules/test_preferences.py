@@ -7,6 +7,7 @@ import torch
 from runs import equal, weights_of
 from written import write_rows
 
+from lit_klrb.cli.main import main
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_rows
 from lit_klrb.data.modules import PreferenceDataModule
@@ -56,6 +57,12 @@ def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path
             assert logprob == pytest.approx(
                 logprobs.gather(1, torch.tensor(ids)[:, None]).sum().item(), rel=1e-4
             )
+
+
+def test_check_names_the_data_that_its_numbers_are_of(chain, preferences, capsys):
+    assert main(["check", *chain.commands.argv("fit", "dpo", "--data.preferences", preferences)[1:]]) == 0
+    found = f"rows: of grammar and {preferences}, {len(ROWS)} preferences, 0 left out"
+    assert found in capsys.readouterr().out
 
 
 def test_pairs_do_not_have_the_prompts_of_the_evaluation(tmp_path, caplog):

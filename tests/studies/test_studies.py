@@ -1,6 +1,7 @@
 """Artifacts of the studies, compared with simple implementations; no influence on training."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,6 +173,22 @@ def test_small_batches_are_sampled_together(chain, tmp_path):
     assert torch.equal(prompts, batch["tokens"][2:4])
     alone = module.pair.sample(narrow, module.sampling, seed=derive_seed(6, "gradient_noise", 2))
     assert torch.equal(rollouts[2].completions, alone.completions)
+
+
+def test_a_study_samples_as_many_prompts_at_a_time_as_training(chain, tmp_path):
+    module, batch = attached(chain, tmp_path, MonteCarlo())
+    half = {name: value[:2] for name, value in batch.items()}
+    study = GradientNoiseStudy(
+        [MonteCarlo(), RaoBlackwell()], batches=4, prompts_per_batch=2, earlier_rollouts=0
+    )
+    study.prompts = lambda *_: [half] * 4
+    sizes, sample = [], module.pair.sample
+    module.pair.sample = lambda prompts, *args, **options: (
+        sizes.append(len(prompts["tokens"])) or sample(prompts, *args, **options)
+    )
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(batch_size=4))
+    study.measure(trainer, module)
+    assert sizes == [4, 4]
 
 
 def gradient_of(module, batch, study, index):
