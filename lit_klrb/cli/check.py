@@ -122,8 +122,7 @@ class CheckCLI(LitCLI):
         answer: dict[str, Any] = {
             "module": type(self.model).__name__,
             "models": self.rehearsal.models,
-            "prompts": {key: data[key] for key in ("source", "train_size", "batch_size") if key in data},
-            "data": [data[key] for key in DATA if data.get(key)],
+            "prompts": {k: data[k] for k in (*DATA, "train_size", "batch_size") if data.get(k) is not None},
             "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
             "estimator": None,
@@ -197,7 +196,7 @@ def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str
 
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
-        "prompts": {key: value}, "data": [place], "rows": numbers and the first row or None, "steps": number,
+        "prompts": {key: value}, "rows": numbers and the first row or None, "steps": number,
         "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}, "monitors": [metric]}.
     """
@@ -232,7 +231,8 @@ def main(argv: Sequence[str]) -> int:
 def _lines(answer: dict[str, Any]) -> list[str]:
     """What would be trained, for a reader: model, rows, first row, estimator, time."""
     models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
-    shown, estimator, size = answer["rows"], answer["estimator"], answer["prompts"].get("batch_size")
+    shown, estimator, given = answer["rows"], answer["estimator"], answer["prompts"]
+    data, size = [given[key] for key in DATA if key in given], given.get("batch_size")
     about = "none, as this module has no KL term"
     if estimator is not None:
         when = estimator["biased"]
@@ -240,7 +240,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         about = f"{estimator['name']}, {biased}; optimises {estimator['optimises']}"
     lines = [
         f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
-        f"rows: of {' and '.join(answer['data']) or 'your own'}" + (f", {_rows(shown)}" if shown else ""),
+        f"rows: of {' and '.join(data) or 'your own'}" + (f", {_rows(shown)}" if shown else ""),
         *([f"first row: {shown['first']}".replace("\n", "\\n")] if shown else []),
         f"estimator: {about}",
         f"time: {answer['steps']} steps{f' of {size} rows' if size else ''}, timed by fit as it goes",

@@ -19,6 +19,7 @@ CHOSEN, REJECTED = "chosen", "rejected"
 # The column with what the teacher, or the reference, reads instead of the prompt.
 TEACHER_PROMPT = "teacher_prompt"
 LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
+WORDS = "the words with which both begin"
 SPEAKERS = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 # The columns of forms that are converted to those above
 RELATIVES = ({"conversations"}, {"conversation"}, {"question", "answer"}, {"instruction", "output"})
@@ -26,8 +27,8 @@ LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 
 Content = str | Conversation
-# What a stage reads of a row: texts to model, prompts, preferences (pairs with their prompt), or texts with
-# labels.
+# What a stage reads of a row: texts to model, prompts, preferences, pairs (preferences that need a prompt),
+# or texts with labels.
 Want = Literal["texts", "prompts", "preferences", "pairs", "labels"]
 # Columns that models of text do not read.
 MEDIA = "image", "images", "audio", "video", "videos"
@@ -106,17 +107,21 @@ def converted(row: RawRow, want: Want) -> tuple[RawRow, str]:
     pair = [text for text in (row.get(CHOSEN), row.get(REJECTED)) if isinstance(text, str)]
     if want == "texts" or PROMPT in has or len(pair) < 2:
         return row, ""
-    differ = (n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
-    common = pair[0][: next(differ, len(pair[1]))]
-    length, note = common.rfind(LAST) + len(LAST), f"what both have up to the last {LAST.strip()!r}"
-    if length < len(LAST):
-        # Whole texts of a reward model need no prompt; the space belongs to the answer
-        length = -1 if want == "preferences" else max(common.rfind(space) for space in " \n")
-        note = "the words with which both begin"
-    if length <= 0:
+    length, what = _beginning(*pair)
+    # Whole texts of a reward model need no prompt
+    if not length or (what == WORDS and want == "preferences"):
         return row, ""
     rest = {name: row[name][length:] for name in (CHOSEN, REJECTED)}
-    return {**row, PROMPT: common[:length], **rest}, f"the prompt of a pair is {note}"
+    return {**row, PROMPT: row[CHOSEN][:length], **rest}, f"the prompt of a pair is {what}"
+
+
+def _beginning(one: str, other: str) -> tuple[int, str]:
+    """The length of the prompt with which two texts begin, and what it is; 0 without one."""
+    differ = (n for n, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1)
+    common = one[: next(differ, len(other))]
+    if LAST in common:
+        return common.rfind(LAST) + len(LAST), f"what both have up to the last {LAST.strip()!r}"
+    return max(0, *map(common.rfind, " \n")), WORDS  # the space belongs to the answer
 
 
 def _messages(turn: Mapping[str, Any]) -> list[RawRow]:

@@ -96,9 +96,7 @@ class GradientNoiseStudy(PolicyStudy):
         prompts = self.prompts(trainer, module, *self.needs)
         # The measured batches come first: they do not depend on the number of earlier rollouts
         measured, earlier = prompts[: self.batches], prompts[self.batches :]
-        task = Task.of(module)._replace(
-            prompts=getattr(trainer.datamodule, "batch_size", 1)  # type: ignore[attr-defined]
-        )
+        task = Task.of(module)
         gradients = all_gradients(task, self.estimators, measured, earlier, module.seed).flatten(0, 1)
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": lower_triangle(gram(gradients))}
@@ -126,7 +124,9 @@ class Task(NamedTuple):
             return module.training_rewards(rollout, module.pair.rewards(module.reward, rollout, batch))
 
         pair, sampling, path = module.pair, module.sampling, module.policy_path
-        return cls(pair, sampling, module.beta, rewards, path, module.reward_to_come, module.memory)
+        prompts = getattr(getattr(module.trainer, "datamodule", None), "batch_size", 1)
+        given = module.beta, rewards, path, module.reward_to_come, module.memory
+        return cls(pair, sampling, *given, prompts)
 
 
 def all_gradients(

@@ -186,8 +186,8 @@ def test_a_study_samples_as_many_prompts_at_a_time_as_training(chain, tmp_path):
     module.pair.sample = lambda prompts, *args, **options: (
         sizes.append(len(prompts["tokens"])) or sample(prompts, *args, **options)
     )
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(batch_size=4))
-    study.measure(trainer, module)
+    module.trainer.datamodule = SimpleNamespace(batch_size=4)
+    study.measure(module.trainer, module)
     assert sizes == [4, 4]
 
 
