@@ -32,8 +32,8 @@ def parser() -> Arguments:
     given.add_argument(
         "--prompts",
         metavar="FILE",
-        help="a .jsonl or .parquet file with the column prompt (texts or conversations), and maybe "
-        "teacher_prompt, which the reference reads instead; or a .txt file with one prompt per line",
+        help="a .jsonl or .parquet file with the column prompt (texts or conversations) or messages, and "
+        "maybe teacher_prompt, which the reference reads instead; or a .txt file with one prompt per line",
     )
     given.add_argument(
         "--texts",

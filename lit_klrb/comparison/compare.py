@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,14 @@ from lit_klrb.comparison.measure import (
     noise_floor,
     notes_of,
     prompt_batches,
-    read_table,
+    read_rows,
     sampled_rollouts,
     text_rollouts,
     token_table,
 )
 from lit_klrb.data.batches import Batch
-from lit_klrb.data.kinds import TEACHER_PROMPT
 from lit_klrb.data.lengths import context_length
+from lit_klrb.data.rows import RawRow
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.rollouts.pair import Pair
@@ -80,14 +80,14 @@ class ModelComparison:
     def run(self, track: Track) -> Measured:
         """Load both models, which are in memory together, and measure."""
         key, source = ("prompts", self.prompts) if self.prompts is not None else ("texts", self.texts)
-        table = read_table(key, str(source), key.removesuffix("s"), self.limit)
+        rows = read_rows(key, str(source), self.limit)
         reference = load("reference", self.reference, self.device)
         policy, temperature = load("policy", self.policy, self.device), self.sampling.temperature
         pairs = {
             "forward": Pair(policy, reference, temperature=temperature),
             "reverse": Pair(reference, policy, temperature=temperature),
         }
-        read = self._texts(pairs, table) if self.prompts is None else self._prompts(pairs, table, track)
+        read = self._texts(pairs, rows) if self.prompts is None else self._prompts(pairs, rows, track)
         unfinished, group_size = None, None
         if self.prompts is not None:
             group_size = self.sampling.completions_per_prompt
@@ -109,16 +109,16 @@ class ModelComparison:
         notes, own_context = notes_of(pairs["forward"]), bool(read.others)
         return Measured(self.policy, self.reference, notes, tables, floor, unfinished, own_context)
 
-    def _texts(self, pairs: Mapping[str, Pair], table: Mapping[str, list[Any]]) -> _Read:
+    def _texts(self, pairs: Mapping[str, Pair], rows: Sequence[RawRow]) -> _Read:
         policy = pairs["forward"].first
         length = min(self.max_tokens, context_length(policy.model) or self.max_tokens)
-        windows, numbers = encode_windows("texts", table["text"], policy.tokenizer, length)
+        windows, numbers = encode_windows(str(self.texts), rows, policy.tokenizer, length)
         rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
         return _Read(dict.fromkeys(pairs, rollouts), {}, torch.tensor(numbers))
 
-    def _prompts(self, pairs: Mapping[str, Pair], table: Mapping[str, list[Any]], track: Track) -> _Read:
-        settings = self.system, table.get(TEACHER_PROMPT, ()), self.teacher_system
-        prompts = encode_prompts("prompts", table["prompt"], pairs["forward"].tokenizer, *settings)
+    def _prompts(self, pairs: Mapping[str, Pair], rows: Sequence[RawRow], track: Track) -> _Read:
+        tokenizer, systems = pairs["forward"].tokenizer, (self.system, self.teacher_system)
+        prompts = encode_prompts(str(self.prompts), rows, tokenizer, *systems)
         own = [prompt.tokens for prompt in prompts]
         theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
         batches = {

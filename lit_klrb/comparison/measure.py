@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import Conversation, shown
+from lit_klrb.data.chat import shown
 from lit_klrb.data.encode import encode
-from lit_klrb.data.kinds import TEACHER_PROMPT, Row
+from lit_klrb.data.kinds import TEXT, parse_rows
 from lit_klrb.data.prompts import Prompt, read_prompts
-from lit_klrb.data.rows import read_files, suffix_of
+from lit_klrb.data.rows import RawRow, read_files, suffix_of
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
@@ -30,50 +29,41 @@ from lit_klrb.terminal import say_once
 Advance = Callable[[int], None]
 
 
-def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, list[Any]]:
-    """The columns of a file of prompts or texts."""
+def read_rows(key: str, source: str, limit: int = 0) -> list[RawRow]:
+    """The rows of a file of prompts or texts, which of a .txt file are its lines."""
     path = local_path(source, key)
     if not path.exists():
         raise ConfigurationError(f"{source} does not exist", key=key)
     rows = read_files(key, [path])
     if suffix_of(path) == ".txt":
-        rows = [{column: row["text"]} for row in rows if str(row["text"]).strip()]
-    names = dict.fromkeys(name for row in rows for name in row)
+        rows = [{key.removesuffix("s"): row["text"]} for row in rows if str(row["text"]).strip()]
     if not rows:
         raise ConfigurationError(f"{source} has no rows", key=key)
-    if column not in names:
-        raise ConfigurationError(f"{source} has no column {column}; its columns: {', '.join(names)}", key=key)
-    return {name: [row.get(name) for row in rows[: limit or None]] for name in names}
+    return rows[: limit or None]
 
 
 def encode_prompts(
-    key: str,
-    prompts: Sequence[Any],
+    source: str,
+    rows: Sequence[RawRow],
     tokenizer: PreTrainedTokenizerBase,
     system: str | None = None,
-    teachers: Sequence[Any] = (),
     teacher_system: str | None = None,
 ) -> list[Prompt]:
-    """Prompts as they are, without cutting, and what the reference reads in their place.
+    """The prompts of rows, without cutting, and what the reference reads in their place.
 
     Each is a text, or a conversation that becomes one by the tokenizer's chat template; so is what the
-    reference reads, with system prompts as in `PromptReader`. No `teachers` for the same.
+    reference reads, the column `teacher_prompt`, with system prompts as in `PromptReader`.
     """
-    both = zip(prompts, teachers or [None] * len(prompts), strict=True)
-    rows = [_as_row(key, number, *each) for number, each in enumerate(both, 1)]
-    return read_prompts(rows, tokenizer, 1, 1, system, teacher_system, key=key)
-
-
-def _as_row(key: str, number: int, prompt: Any, teacher: Any) -> Row:
-    place = f"prompt {number}"
-    content = prompt if isinstance(prompt, str) else Conversation.read(key, place, prompt)
-    return Row(content, columns={TEACHER_PROMPT: teacher}, place=place)
+    parsed = parse_rows("prompts", source, rows, "prompts")
+    if any(row.prompt is None for row in parsed):
+        raise ConfigurationError(f"{source} has texts, whose beginnings are no prompts here", key="prompts")
+    return read_prompts(parsed, tokenizer, 1, 1, system, teacher_system, key="prompts")
 
 
 def encode_windows(
-    key: str, texts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    source: str, rows: Sequence[RawRow], tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Token ids of texts, cut into consecutive windows.
+    """Token ids of the texts of rows, cut into consecutive windows.
 
     The first token of each window only serves as context, so each window starts with the last token of the
     one before.
@@ -83,18 +73,19 @@ def encode_windows(
         others numbered from 0.
     """
     windows, numbers, count = [], [], 0
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
-            raise ConfigurationError(f"text {number} is {shown(text)}; a text is expected", key=key)
-        ids = encode(text, None, tokenizer).ids
+    for number, row in enumerate(rows, 1):
+        if not isinstance(text := row.get(TEXT), str | None) or TEXT not in row:
+            has = f"the text {shown(text)}" if text else f"no column text; its columns: {', '.join(row)}"
+            raise ConfigurationError(f"{source} row {number} has {has}", key="texts")
+        ids = encode(text or "", None, tokenizer).ids
         starts = range(0, len(ids) - 1, max_tokens - 1)
         windows += [ids[start : start + max_tokens] for start in starts]
         numbers += [count] * len(starts)
         count += bool(starts)
     if not windows:
-        raise ConfigurationError("all texts have fewer than two tokens", key=key)
-    if count < len(texts):
-        say_once(f"{len(texts) - count} of {len(texts)} {key} are left out: fewer than two tokens")
+        raise ConfigurationError("all texts have fewer than two tokens", key="texts")
+    if count < len(rows):
+        say_once(f"{len(rows) - count} of {len(rows)} texts are left out: fewer than two tokens")
     return windows, numbers
 
 

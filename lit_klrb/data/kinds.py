@@ -51,6 +51,7 @@ class Row:
     # The other columns of the row, which reach rewards
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     place: str = field(default="", compare=False, repr=False)  # where it comes from, for messages
+    problem: str = ""  # why it is left out, of a row that is not read further
 
     @property
     def text(self) -> str:
@@ -71,8 +72,7 @@ def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list
     parsed, said = [], Counter[str]()
     for number, raw in enumerate(rows, 1):
         row, note = converted(raw, want)
-        with refusing(f"{place} row {number} cannot be read", RecursionError, key=key):
-            parsed.append(READ[want](_Raw(key, f"{place} row {number}", row)))
+        parsed.append(_parsed(_Raw(key, f"{place} row {number}", row), want))
         said.update([note] if note else [])
         is_read = row.get(TEXT) and TEXT not in parsed[-1].columns
         said.update([CLEANED] if is_read and row[TEXT] != parsed[-1].text else [])
@@ -81,6 +81,14 @@ def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list
     for note, count in said.items():
         log.warning("%s: converted %d of %d rows: %s", place, count, len(parsed), note)
     return parsed
+
+
+def _parsed(raw: "_Raw", want: Want) -> Row:
+    with refusing(f"{raw.place} cannot be read", RecursionError, key=raw.key):
+        try:
+            return READ[want](raw)
+        except LeftOutError as problem:
+            return Row("", place=raw.place, problem=str(problem))
 
 
 def converted(row: RawRow, want: Want) -> tuple[RawRow, str]:
@@ -142,7 +150,7 @@ class _Raw(NamedTuple):
 
     def has(self, *names: str) -> bool:
         """Whether the row has values in these columns."""
-        return all(self.row.get(name) is not None for name in names)
+        return all(self.row.get(name) not in (None, []) for name in names)
 
     def lacks(self, *forms: set[str]) -> bool:
         """Whether the row has the columns of a form or of a relative, but not their values."""
@@ -154,8 +162,8 @@ class _Raw(NamedTuple):
         if name not in self.row:
             columns = ", ".join(self.row) or "none"
             raise self.error(f" has no column {wanted or name}; its columns: {columns}")
-        value = "" if self.row[name] is None else self.row[name]
-        if isinstance(value, list) or name == MESSAGES:
+        value = self.row[name] if self.has(name) else ""
+        if isinstance(value, list) or (name == MESSAGES and value):
             place = self.place if name in (PROMPT, MESSAGES) else f"{self.place}, {name},"
             return Conversation.read(self.key, place, value, without_none(self.row.get("tools")))
         if not isinstance(value, str) or not is_unicode(value):
@@ -214,7 +222,7 @@ def _prompt_row(raw: _Raw) -> Row:
         assert isinstance(chat, Conversation)
         *before, last = chat.messages
         if last["role"] == ASSISTANT and not before:
-            raise raw.error(" has no message before the assistant's")
+            raise LeftOutError("no message before the assistant's")
         chat = replace(chat, messages=tuple(before)) if last["role"] == ASSISTANT else chat
         return raw.parsed(chat, (), MESSAGES)
     if TEXT not in raw.row and raw.lacks({MESSAGES}, {CHOSEN, REJECTED}):
@@ -246,11 +254,11 @@ def _shared(raw: _Raw, given: Content | None, *chats: Conversation) -> list[Cont
     prefix = given.messages if isinstance(given, Conversation) else ()
     after = [part[len(prefix) :] if part[: len(prefix)] == prefix else part for part in before]
     if prefix and any(part[0]["role"] == ASSISTANT for part in after if part):
-        raise raw.error(" has several messages after the prompt, in chosen or rejected; one is expected")
+        raise LeftOutError("several messages after the prompt")
     if given is not None or before[0] != before[1]:
-        raise raw.error(" has a chosen and a rejected conversation that differ before the answer")
+        raise LeftOutError("conversations that differ before the answer")
     if not before[0]:
-        raise raw.error(" has no message before the assistant's")
+        raise LeftOutError("no message before the assistant's")
     return [replace(chats[0], messages=before[0], place=raw.place), *answers]
 
 

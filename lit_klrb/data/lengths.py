@@ -52,6 +52,8 @@ class Selection:
             self.total += 1
             cut = self.cut
             try:
+                if row.problem:
+                    raise LeftOutError(row.problem)
                 kept.append(make(index, row))
             except LeftOutError as reason:
                 self.reasons.setdefault(str(reason), []).append(row.place or f"row {self.total}")

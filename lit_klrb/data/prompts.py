@@ -15,6 +15,7 @@ from lit_klrb.data.chat import USER, Conversation, check_settings, is_messages, 
 from lit_klrb.data.encode import Encoded, Reader, beginning, encode, not_empty
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, LeftOutError, Row
+from lit_klrb.data.lengths import Selection
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
@@ -119,7 +120,7 @@ class PromptReader:
 def read_prompts(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *args: Any, **settings: Any
 ) -> list[Prompt]:
-    """Prompts of all rows, see `PromptReader`; a row that cannot be read is refused.
+    """Prompts of all rows, see `PromptReader`; what is left out is counted, see `Selection`.
 
     Example:
         >>> from lit_klrb.data.tokenizer import grammar_tokenizer
@@ -129,14 +130,7 @@ def read_prompts(
         [5, 3, 4]
     """
     reader = PromptReader(rows, tokenizer, *args, **settings)
-    prompts = []
-    for index, row in enumerate(rows):
-        try:
-            prompts.append(reader.read(index, row))
-        except LeftOutError as error:
-            place = row.place or f"prompt {index + 1}"
-            raise ConfigurationError(f"{place} cannot be read: {error}", key=reader.key) from error
-    return prompts
+    return Selection(reader.key, "prompts", "given").read(rows, reader.read)
 
 
 def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:

@@ -41,7 +41,8 @@ def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str
     """Open a hub id, a folder or a file as the rows of each split.
 
     The files of a folder are its splits, shards (`train-00000-of-00002.parquet`, of old data sets with a hash
-    behind it) parts of one; a single file is the train split. Folders of `save_to_disk` are read, too.
+    behind it) parts of one, as are the files of a folder `train` in it; a single file is the train split.
+    Folders of `save_to_disk` are read, too.
     """
     if not source:
         raise ConfigurationError(f"'' is empty; {ALLOWED}", key=key)
@@ -77,6 +78,10 @@ def _open_folder(key: str, folder: Path) -> Mapping[str, Sequence[RawRow]]:
         for file in filter(suffix_of, sorted(place.iterdir())):
             name = re.sub(r"-\d+-of-\d+(-[0-9a-f]+)?$", "", Path(file.name.removesuffix(".gz")).stem)
             splits.data.setdefault(name, []).append(file)
+        folders = [sub for sub in sorted(place.iterdir()) if sub.is_dir()]
+        if not splits and any(re.match("train|validation|test", sub.name) for sub in folders):
+            parts = {sub.name: sorted(filter(suffix_of, sub.iterdir())) for sub in folders}
+            splits.data |= {name: files for name, files in parts.items() if files}
         if splits:
             return splits
     others = sorted(place.name for place in inside[0].iterdir() if place.is_dir()) if inside else []

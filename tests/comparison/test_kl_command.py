@@ -16,7 +16,7 @@ from lit_klrb.comparison.measure import (
     encode_windows,
     load,
     noise_floor,
-    read_table,
+    read_rows,
     text_rollouts,
 )
 from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
@@ -37,7 +37,11 @@ def test_a_sparse_file_of_terabytes_is_not_read(tmp_path, suffix):
     path.touch()
     os.truncate(path, 2**42)
     with pytest.raises(ConfigurationError, match=f"^texts: {path} .*it has {2**42} bytes; at most"):
-        read_table("texts", str(path), "text")
+        read_rows("texts", str(path))
+
+
+def rows_of(texts):
+    return [{"text": text} for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,7 @@ def models(tmp_path_factory):
     tokenizer = train_bpe(["It was good."], vocab_size=258)
     save(root / "other", fresh_model(CONFIG, tokenizer, seed=0), tokenizer)
     write_rows(root / "prompts.jsonl", ({"prompt": text[:10]} for text in TEXTS))
+    write_rows(root / "texts.jsonl", ({"text": text} for text in TEXTS))
     (root / "texts.txt").write_text("\n\n".join(TEXTS))
     write_rows(root / "chat.jsonl", ({"prompt": [{"role": "user", "content": text}]} for text in TEXTS))
     return root
@@ -101,7 +106,7 @@ def test_given_texts_have_the_kl_of_full_logits(models, kl):
 
 def test_windows_of_a_text_predict_each_token_once(kl):
     ids = [grammar_tokenizer()(text)["input_ids"] for text in TEXTS]
-    windows, numbers = encode_windows("texts", TEXTS, grammar_tokenizer(), 3)
+    windows, numbers = encode_windows("x", rows_of(TEXTS), grammar_tokenizer(), 3)
     assert {len(window) for window in windows} <= {2, 3}
     for text, expected in enumerate(ids):
         own = [window for window, number in zip(windows, numbers, strict=True) if number == text]
@@ -113,8 +118,8 @@ def test_windows_of_a_text_predict_each_token_once(kl):
 
 def test_texts_that_are_left_out_are_counted(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "_SAID", set())
-    encode_windows("texts", [*TEXTS, "", "good"], grammar_tokenizer(), 3)
-    line = f"2 of {len(TEXTS) + 2} texts are left out: fewer than two tokens"
+    encode_windows("x", rows_of([*TEXTS, "", "good", None]), grammar_tokenizer(), 3)
+    line = f"3 of {len(TEXTS) + 3} texts are left out: fewer than two tokens"
     assert line in capsys.readouterr().err
 
 
@@ -162,7 +167,7 @@ def test_names_are_text_in_the_terminal(kl, models):
 def test_lines_of_a_text_file_end_at_newlines_only(tmp_path):
     texts = ["one\x0cand\x1ctwo", "\x00three\u2028four\x85"]
     (tmp_path / "x.txt").write_text("\r\n".join(texts) + "\n \n", "utf-8")
-    assert read_table("texts", str(tmp_path / "x.txt"), "text") == {"text": texts}
+    assert read_rows("texts", str(tmp_path / "x.txt")) == [{"text": text} for text in texts]
 
 
 def test_half_of_a_surrogate_pair_is_no_text(models, kl, tmp_path):
@@ -186,18 +191,20 @@ def test_a_template_that_leaves_its_sandbox_ends_in_one_line(models):
     tokenizer = load_tokenizer("policy", str(models / "chat"))
     tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(
-        ConfigurationError, match=r"^prompts: prompt 1: the chat template refuses it: access to"
+        ConfigurationError, match=r"^prompts: x row 1: the chat template refuses it: access to"
     ):
-        encode_prompts("prompts", [[{"role": "user", "content": "It"}]], tokenizer)
+        encode_prompts("x", [{"prompt": [{"role": "user", "content": "It"}]}], tokenizer)
 
 
 def test_the_encoded_conversation(models):
     tokenizer = load_tokenizer("policy", str(models / "chat"))
     message = {"role": "user", "content": "It was a treat"}
-    (prompt,) = encode_prompts("prompts", [[message]], tokenizer, system="Do not")
     expected = tokenizer("system : Do not . user : It was a treat . assistant :")["input_ids"]
-    assert prompt.tokens == expected
-    (prompt,) = encode_prompts("prompts", ["It was"], tokenizer)
+    answered = [message, {"role": "assistant", "content": "Do not"}]
+    for row in ({"prompt": [message]}, {"messages": answered}):
+        (prompt,) = encode_prompts("x", [row], tokenizer, system="Do not")
+        assert prompt.tokens == expected
+    (prompt,) = encode_prompts("x", [{"prompt": "It was"}], tokenizer)
     assert prompt.tokens == tokenizer("It was")["input_ids"]
 
 
@@ -207,8 +214,9 @@ def test_the_encoded_conversation(models):
         (PROMPTS[2:], "one of the arguments --prompts --texts is required"),
         ((*PROMPTS, "--texts", "texts.txt"), "--texts: not allowed with argument --prompts"),
         (("--prompts", "no.jsonl"), "prompts: no.jsonl does not exist"),
-        (("--texts", "prompts.jsonl"), "prompts.jsonl has no column text; its columns: prompt"),
-        (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the tokenizer has no chat"),
+        (("--texts", "prompts.jsonl"), "prompts.jsonl row 1 has no column text; its columns: prompt"),
+        (("--prompts", "texts.jsonl"), "whose beginnings are no prompts here"),
+        (("--prompts", "chat.jsonl"), "chat.jsonl row 1 is a conversation, but the tokenizer has no chat"),
         ((*PROMPTS, "--completions_per_prompt", "0"), "must be positive and finite, got 0"),
         (("--texts", "texts.txt", "--teacher_system", "Be"), "teacher_system: needs prompts: texts have no"),
         ((*PROMPTS, "--seed", "-1"), "seed: must be at least 0, got -1"),

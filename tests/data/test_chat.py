@@ -6,8 +6,9 @@ from written import write_rows
 
 from lit_klrb.data.chat import Conversation, as_messages
 from lit_klrb.data.corpora import Source, load_rows
-from lit_klrb.data.encode import Reader
+from lit_klrb.data.encode import Reader, not_empty
 from lit_klrb.data.kinds import PROMPT, parse_rows
+from lit_klrb.data.lengths import Selection
 from lit_klrb.data.prompts import PreferencePair, read_prompts
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
@@ -181,7 +182,7 @@ def test_a_template_without_an_eos_after_the_answer():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], r"row 1 is \[\]; a list of messages is expected"),
+        ({"role": "user"}, "row 1 has the prompt {'role': 'user'}; a text of"),
         ([message("human", "Hi")], "row 1 has the role 'human'; allowed: system, developer, user, assistant"),
         ([{"from": "human", "value": "Hi"}], "row 1 has the message .*; messages have role and content"),
         ([message("user", 5)], "row 1 has the content 5; allowed: strings"),
@@ -200,15 +201,9 @@ def test_what_is_no_conversation_is_named(tmp_path, tokenizer, value, message):
     [
         ({"chosen": [USER, ANSWER]}, "row 1 has no column rejected; its columns: chosen"),
         ({"prompt": [USER], "chosen": [ANSWER], "rejected": "No"}, "has a text beside a list of messages"),
-        ({"chosen": [USER, ANSWER], "rejected": [SYSTEM, ANSWER]}, "that differ before the answer"),
         (
             {"chosen": [USER], "rejected": [USER]},
             "chosen, ends with the role user; the assistant's answer is",
-        ),
-        ({"chosen": [ANSWER], "rejected": [ANSWER]}, "row 1 has no message before the assistant's"),
-        (
-            {"prompt": [USER], "chosen": [ANSWER, message("tool", "7"), ANSWER], "rejected": [ANSWER]},
-            "row 1 has several messages after the prompt, in chosen or rejected; one is expected",
         ),
     ],
 )
@@ -218,6 +213,40 @@ def test_what_are_no_preferences_is_named(tmp_path, row, message):
         parse_rows("preferences", source, open_splits("preferences", source)["train"], "preferences")
     assert str(error.value).startswith(f"preferences: {source} ")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("want", "row", "why"),
+    [
+        (
+            "pairs",
+            {"chosen": [USER, ANSWER], "rejected": [SYSTEM, ANSWER]},
+            "conversations that differ before the answer",
+        ),
+        ("pairs", {"chosen": [ANSWER], "rejected": [ANSWER]}, "no message before the assistant's"),
+        (
+            "pairs",
+            {"prompt": [USER], "chosen": [ANSWER, message("tool", "7"), ANSWER], "rejected": [ANSWER]},
+            "several messages after the prompt",
+        ),
+        ("pairs", {"prompt": [USER], "chosen": [], "rejected": [ANSWER]}, "empty"),
+        ("prompts", {"messages": [ANSWER]}, "no message before the assistant's"),
+        ("prompts", {"prompt": []}, "empty"),
+        ("texts", {"messages": []}, "empty"),
+    ],
+)
+def test_a_conversation_that_a_stage_cannot_use_is_left_out(tokenizer, want, row, why):
+    """And counted, as one among thousands does not refuse a data set."""
+    pair = {"chosen": [USER, ANSWER], "rejected": [USER, message("assistant", "No")]}
+    good = pair if want == "pairs" else {"messages": [USER, ANSWER]}
+    selection, reader = Selection("source", "here", "train"), Reader("source", tokenizer, ())
+
+    def make(index, row):
+        return reader.prompt(not_empty(row.prompt)) if want == "prompts" else not_empty(row.answers[0])
+
+    rows = parse_rows("source", "here", [good, row, good], want)
+    assert len(selection.read(rows, make)) == 2
+    assert selection.reasons == {why: ["here row 2"]}
 
 
 def test_a_tokenizer_without_a_template():

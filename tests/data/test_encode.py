@@ -137,8 +137,8 @@ def examples(data, tokenizer, model, path, row, split="train"):
 def test_all_paths_read_a_text_with_the_same_bos(tmp_path, tokenizer, model):
     expected = [tokenizer.bos_token_id, *plain(tokenizer, "Good film")]
     assert encode("Good film", None, tokenizer).ids == expected
-    assert encode_prompts("prompts", ["Good film"], tokenizer)[0].tokens == expected
-    assert encode_windows("texts", ["Good film"], tokenizer, 99)[0] == [expected]
+    assert encode_prompts("x", [{"prompt": "Good film"}], tokenizer)[0].tokens == expected
+    assert encode_windows("x", [{"text": "Good film"}], tokenizer, 99)[0] == [expected]
     row = {"text": "Good film"}
     (text,) = examples(ReviewDataModule(), tokenizer, model, tmp_path / "sft", row)
     assert text.ids == [*expected, tokenizer.eos_token_id]
