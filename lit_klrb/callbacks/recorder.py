@@ -48,7 +48,7 @@ class RunRecorder(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the configuration, now that everything it configures has been built."""
-        self._record = record(yaml.safe_load(self.config) or {})
+        self._record = record(yaml.load(self.config, yaml.CSafeLoader) or {})
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             write_atomically(self.directory.path / schema.CONFIG, self.config)
 

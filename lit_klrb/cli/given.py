@@ -72,7 +72,7 @@ def _sections(path: str) -> dict[str, Any]:
     content = _value(path)
     if not isinstance(content, dict):
         check_config_file(Path(path))
-        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
+        content = yaml.load(Path(path).read_text("utf-8-sig"), yaml.CSafeLoader)
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path}: a mapping of keys to values is expected")
     if content.keys() >= PLAN_KEYS:

@@ -4,7 +4,7 @@ import copy
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +57,8 @@ from lit_klrb.terminal import say_once
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"
+# What `trainer.default_root_dir` and `seed_everything` determine.
+LINKED = ("checkpoint.dirpath", "model.init_args.seed", "data.init_args.seed")
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
 
@@ -119,7 +121,7 @@ class LitCLI(LightningCLI):
     def settings(self) -> dict[str, Any]:
         """The values that a user may set, by dotted key; empty before parsing."""
         found = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
-        found.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
+        found.pop(LINKED[0], None)
         return found
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -141,10 +143,10 @@ class LitCLI(LightningCLI):
         )
         parser.link_arguments(
             "trainer.default_root_dir",
-            "checkpoint.dirpath",
+            LINKED[0],
             compute_fn=lambda root: str((Path(root or "") / schema.CHECKPOINT).parent),
         )
-        for key in ("model.init_args.seed", "data.init_args.seed"):
+        for key in LINKED[1:]:
             parser.link_arguments("seed_everything", key)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -179,7 +181,7 @@ class LitCLI(LightningCLI):
         if is_fit:
             try:
                 run = run_of(path)
-                check_same_run(path, run, record(yaml.safe_load(self._config_text())))
+                check_same_run(path, run, record(yaml.load(self._config_text(), yaml.CSafeLoader)))
             except ConfigurationError as error:
                 if not automatic:
                     raise
@@ -191,9 +193,13 @@ class LitCLI(LightningCLI):
                 say_once(f"--ckpt_path {AUTO}: resuming {path}")
 
     def _config_text(self) -> str:
-        """The resolved configuration, as YAML for `--config`."""
-        text: str = self._parser("fit").dump(self.config["fit"], skip_none=False, skip_validation=True)
-        return text
+        """The resolved configuration without what follows from it, as YAML for `--config`."""
+        self._dump_config()
+        config = copy.deepcopy(self.config_dump)
+        for target in (target.split(".") for target in LINKED):
+            reduce(lambda part, name: part.get(name, {}), target[:-1], config).pop(target[-1], None)
+        text: str = yaml.dump(config, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
+        return f"# lightning.pytorch=={L.__version__}\n{text}"
 
     def _set_seed(self) -> None:
         """Check the range of the seed before Lightning sets it."""
