@@ -142,10 +142,10 @@ def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, An
     except (jinja2.TemplateError, RecursionError):
         return  # the first row says so
     read = find_undeclared_variables(parsed)
-    if unread := sorted(settings.keys() - read):
-        ours = {"messages", "add_generation_prompt", *tokenizer.special_tokens_map}
+    ours = {"messages", "add_generation_prompt", *tokenizer.special_tokens_map}
+    if unread := sorted(settings.keys() - (read - ours)):
         named = ", ".join(sorted(read - ours - _FUNCTIONS)) or "none"
-        raise ConfigurationError(f"the chat template does not read {unread[0]}; it reads: {named}", key=key)
+        raise ConfigurationError(f"the chat template has no setting {unread[0]}; it has: {named}", key=key)
 
 
 def _as_text(message: Any) -> Any:

@@ -37,9 +37,10 @@ class Source(NamedTuple):
 def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 0) -> list[Row]:
     """Load the rows of a split, shuffled.
 
-    If a source has no test or validation split, one in 20 train rows is held out for it, chosen by a hash of
-    the prompt or of the text. Rows of the test split are removed from all other splits, and those of the
-    validation split from all splits but test; their number is logged. A size of 0 is for all rows.
+    If a source has no test or validation split, one in 20 train rows is held out for it, and at least one,
+    chosen by a hash of the prompt or of the text. Rows of the test split are removed from all other splits,
+    and those of the validation split from all splits but test; their number is logged. A size of 0 is for
+    all rows.
 
     Example:
         >>> load_rows("grammar", "test", size=2) == load_rows("grammar", "test", size=3)[:2]
@@ -101,10 +102,14 @@ def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[R
     splits, first = dict(given), source.train.split("+")[0]
     for number, name in enumerate(HELD_OUT):
         if first in splits and name not in splits:
-            names = map(_identity, splits[first])
-            held_out = [bool(n) and zlib.crc32(n.encode()) % HELD_OUT_EVERY == number for n in names]
+            names = [*map(_identity, splits[first])]
+            hashes = {n: zlib.crc32(n.encode()) for n in names if n}
+            chosen = {n for n, value in hashes.items() if value % HELD_OUT_EVERY == number}
+            if not chosen and len(hashes) > len(HELD_OUT) - number:  # at least one, and one is left
+                chosen = {min(hashes, key=lambda n: (hashes[n], n))}
+            held_out = [n in chosen for n in names]
             splits[name] = list(compress(splits[first], held_out))
-            splits[first] = list(compress(splits[first], (not chosen for chosen in held_out)))
+            splits[first] = list(compress(splits[first], (not is_held_out for is_held_out in held_out)))
     seen: set[str] = set()
     for name in sorted(splits, key=[*HELD_OUT, *splits].index):
         rows = splits[name]

@@ -24,6 +24,7 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt")
 ALLOWED = f"allowed: grammar, a hub id, a folder, or a file ({', '.join(SUFFIXES)}, each also .gz)"
 # The maximum size of a file of text, which as Python's objects takes several times the memory.
 LARGEST = 2**31
+log = logging.getLogger(__name__)
 
 
 def suffix_of(path: Path) -> str:
@@ -161,8 +162,7 @@ def _typed_rows(file: Path, builder: str) -> list[RawRow]:
 
 def _json_rows(file: Path) -> list[RawRow]:
     """The objects of JSON lines or of an array, with the same columns."""
-    opened: Any = gzip.open if file.name.endswith(".gz") else open
-    with opened(file, "rt", encoding="utf-8-sig") as text:
+    with _opened(file) as text:
         rows = list(_json_values(text))
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
@@ -203,4 +203,14 @@ def _cells(file: Path) -> list[RawRow]:
             return []
         raise
     rows: list[RawRow] = table.where(table.notna(), None).to_dict("records")
+    with _opened(file) as text:
+        lines = sum(bool(line.strip()) for line in text)
+    if sep == "\t" and lines - 1 > len(rows):  # whose quotes may be no more than that
+        log.warning(f"{file}: {lines - 1} lines are {len(rows)} rows, as quotes join lines")
     return rows
+
+
+def _opened(file: Path) -> TextIO:
+    opened: Any = gzip.open if file.name.endswith(".gz") else open
+    text: TextIO = opened(file, "rt", encoding="utf-8-sig")
+    return text

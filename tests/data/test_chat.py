@@ -97,9 +97,13 @@ def test_a_system_prompt_for_the_beginnings_of_texts_is_refused(tmp_path, tokeni
         ({"teacher_examples": [("Q", "<eos>")]}, "teacher_examples: contains the control token <eos>"),
         (
             {"template": {"think": False}},
-            "chat_template_kwargs: the chat template does not read think; it reads: ",
+            "chat_template_kwargs: the chat template has no setting think; it has: none",
         ),
-        ({"teacher_template": {"a": 1}}, "teacher_chat_template_kwargs: the chat template does not read a; "),
+        ({"template": {"messages": []}}, "chat_template_kwargs: the chat template has no setting messages; "),
+        (
+            {"teacher_template": {"a": 1}},
+            "teacher_chat_template_kwargs: the chat template has no setting a; ",
+        ),
     ],
 )
 def test_a_setting_that_the_template_would_misread_or_ignore_is_refused(

@@ -125,6 +125,14 @@ def test_single_file_is_split_by_its_texts(tmp_path):
         assert set.union(*map(texts, splits)) == {row["text"] for row in ROWS}
 
 
+@pytest.mark.parametrize(("different", "sizes"), [(2, [1, 1, 0]), (3, [1, 1, 1]), (12, [10, 1, 1])])
+def test_of_few_rows_one_is_held_out_for_each_split(tmp_path, different, sizes):
+    """Whatever their hashes; rows of the same prompt stay together."""
+    rows = [{"prompt": f"Is {n} even?"} for n in range(different)]
+    splits = corpora._load_splits(Source(write(tmp_path / "rows.jsonl", rows * 2), "prompts"))
+    assert [len(splits[name]) for name in ("train", "validation", "test")] == [2 * n for n in sizes]
+
+
 def test_hub_id_is_left_to_the_datasets_library(monkeypatch, tmp_path):
     """TRL's formats: subsets and splits of the hub; nothing of theirs is run."""
     features = datasets.Features(
@@ -218,6 +226,14 @@ def test_cells_of_tables_in_text_are_texts(tmp_path, suffix, sep):
     (tmp_path / f"rows.{suffix}").write_text("\n".join(map(sep.join, [names, *cells])))
     found = list(open_splits("source", str(tmp_path / f"rows.{suffix}"))["train"])
     assert found == [dict(zip(names, [text or None for text in row], strict=True)) for row in cells]
+
+
+@pytest.mark.parametrize(("suffix", "said"), [("tsv", True), ("csv", False)])
+def test_lines_that_a_quote_joins_are_counted_where_quotes_are_no_rule(tmp_path, caplog, suffix, said):
+    path = tmp_path / f"rows.{suffix}"
+    path.write_text('text\n"Good\nfine\n\nBad"\n5" or 6"\n')
+    assert open_splits("source", str(path))["train"] == [{"text": "Good\nfine\n\nBad"}, {"text": '5" or 6"'}]
+    assert ("4 lines are 2 rows" in caplog.text) == said
 
 
 def test_labels_of_tables_in_text_are_numbers(tmp_path):
