@@ -80,9 +80,9 @@ def _open_folder(key: str, folder: Path) -> Mapping[str, Sequence[RawRow]]:
             name = re.sub(r"-\d+-of-\d+(-[0-9a-f]+)?$", "", Path(file.name.removesuffix(".gz")).stem)
             splits.data.setdefault(name, []).append(file)
         folders = [sub for sub in sorted(place.iterdir()) if sub.is_dir()]
-        if not splits and any(re.match("train|validation|test", sub.name) for sub in folders):
-            parts = {sub.name: sorted(filter(suffix_of, sub.iterdir())) for sub in folders}
-            splits.data |= {name: files for name, files in parts.items() if files}
+        if any(sub.name.startswith("train") for sub in folders):
+            for file in (file for sub in folders for file in sorted(sub.iterdir()) if suffix_of(file)):
+                splits.data.setdefault(file.parent.name, []).append(file)
         if splits:
             return splits
     others = sorted(place.name for place in inside[0].iterdir() if place.is_dir()) if inside else []

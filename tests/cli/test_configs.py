@@ -8,6 +8,8 @@ import yaml
 from omegaconf import OmegaConf
 from runs import assert_same_run
 
+from lit_klrb.cli.lightning import LitCLI
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "configs", ROOT / "replication" / "configs")
 FILES = sorted(path for folder in FOLDERS for path in folder.rglob("*.yaml"))
@@ -45,6 +47,21 @@ def test_it_names_a_run_directory_of_its_own(path):
 def test_it_runs(chain, stage, tmp_path):
     assert chain.run("fit", stage, "--trainer.fast_dev_run", "true", run=tmp_path / "run") == 0
     assert not (tmp_path / "run").exists()
+
+
+def test_the_written_configuration_is_what_the_parser_writes(chain, tmp_path, monkeypatch):
+    """Which converts and checks all settings again, and so takes as long as parsing them."""
+    original, texts = LitCLI._config_text, []
+
+    def both(self):
+        options = {"skip_none": False, "skip_validation": True}
+        texts.extend((original(self), self._parser("fit").dump(self.config["fit"], **options)))
+        return texts[0]
+
+    monkeypatch.setattr(LitCLI, "_config_text", both)
+    run = tmp_path / 'a "run" of é'
+    assert chain.run("fit", "rloo", "--trainer.max_steps", "1", "--kl.estimator", "MonteCarlo", run=run) == 0
+    assert texts[0] == texts[1] == (run / "config.yaml").read_text("utf-8")
 
 
 def test_the_written_configuration_makes_the_same_run(chain, tmp_path):

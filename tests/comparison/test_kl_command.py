@@ -123,6 +123,12 @@ def test_texts_that_are_left_out_are_counted(capsys, monkeypatch):
     assert line in capsys.readouterr().err
 
 
+def test_prompts_that_are_left_out_are_counted(caplog):
+    rows = [{"prompt": text} for text in ("It was", "", "good")]
+    assert len(encode_prompts("x", rows, grammar_tokenizer())) == 2
+    assert "prompts: 1 of 3 given rows are left out: 1 empty (x row 2)" in caplog.messages
+
+
 def test_completions_are_sampled_from_the_first_model_of_each_direction(models, kl):
     code, output, _ = kl(*PROMPTS, "--json", "--completions_per_prompt", "32")
     assert code == 0

@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import shutil
 
 import datasets
 import pytest
@@ -339,13 +340,17 @@ def test_rows_without_a_value_are_not_held_out(tmp_path):
 
 def test_the_files_of_a_folder_named_train_are_one_split(tmp_path):
     """As the hub converts data sets to parquet."""
-    for number, name in enumerate(("train/0000", "train/0001", "test_prefs/0000", "other/0000")):
+    (tmp_path / "default" / "pictures").mkdir(parents=True)
+    for number, name in enumerate(("train/0000", "train/0001", "test_prefs/0000", "other")):
         path = tmp_path / "default" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         datasets.Dataset.from_list([{"text": f"Good {number}."}]).to_parquet(path)
     splits = open_splits("source", str(tmp_path), "default")
     found = {split: [row["text"] for row in rows] for split, rows in splits.items()}
     assert found == {"train": ["Good 0.", "Good 1."], "test_prefs": ["Good 2."], "other": ["Good 3."]}
+    shutil.copy(tmp_path / "default" / "other.parquet", tmp_path / "default" / "train.parquet")
+    with pytest.raises(ConfigurationError, match=r"train\.parquet and 0001\.parquet are the same split"):
+        open_splits("source", str(tmp_path), "default")["train"]
 
 
 def test_missing_sources_are_named(tmp_path, monkeypatch):
