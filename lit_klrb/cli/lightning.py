@@ -196,8 +196,8 @@ class LitCLI(LightningCLI):
         """The resolved configuration without what follows from it, as YAML for `--config`."""
         self._dump_config()
         config = copy.deepcopy(self.config_dump)
-        for target in (target.split(".") for target in LINKED):
-            reduce(lambda part, name: part.get(name, {}), target[:-1], config).pop(target[-1], None)
+        for *sections, name in (target.split(".") for target in LINKED):
+            reduce(lambda part, section: part.get(section, {}), sections, config).pop(name, None)
         text: str = yaml.dump(config, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
         return f"# lightning.pytorch=={L.__version__}\n{text}"
 

@@ -74,7 +74,7 @@ def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list
         row, note = converted(raw, want)
         parsed.append(_parsed(_Raw(key, f"{place} row {number}", row), want))
         said.update([note] if note else [])
-        is_read = row.get(TEXT) and TEXT not in parsed[-1].columns
+        is_read = row.get(TEXT) and TEXT not in parsed[-1].columns and not parsed[-1].problem
         said.update([CLEANED] if is_read and row[TEXT] != parsed[-1].text else [])
     for name in (name for name in MEDIA if any(row.get(name) for row in rows)):
         log.warning("%s: models do not read the column %s, as they are of text alone", place, name)

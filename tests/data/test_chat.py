@@ -239,7 +239,7 @@ def test_what_are_no_preferences_is_named(tmp_path, row, message):
         ("texts", {"messages": []}, "empty"),
     ],
 )
-def test_a_conversation_that_a_stage_cannot_use_is_left_out(tokenizer, want, row, why):
+def test_a_conversation_that_a_stage_cannot_use_is_left_out(tokenizer, caplog, want, row, why):
     """And counted, as one among thousands does not refuse a data set."""
     pair = {"chosen": [USER, ANSWER], "rejected": [USER, message("assistant", "No")]}
     good = pair if want == "pairs" else {"messages": [USER, ANSWER]}
@@ -248,7 +248,9 @@ def test_a_conversation_that_a_stage_cannot_use_is_left_out(tokenizer, want, row
     def make(index, row):
         return reader.prompt(not_empty(row.prompt)) if want == "prompts" else not_empty(row.answers[0])
 
-    rows = parse_rows("source", "here", [good, row, good], want)
+    beside = {"text": " not read"} if want == "pairs" else {}
+    rows = parse_rows("source", "here", [good, row | beside, good], want)
+    assert "converted" not in caplog.text
     assert len(selection.read(rows, make)) == 2
     assert selection.reasons == {why: ["here row 2"]}
 
