@@ -277,23 +277,26 @@ class RegularisedModule(PolicyModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
             self.prompt_means[name] = values.mean(1)
         self._evaluated.clear()
-        prompts = len(self.prompt_means[schema.KL])
-        if prompts < FEW_PROMPTS and not self._warned_of_few:
+        count = len(self.prompt_means[schema.KL])
+        prompts, several = f"{count} prompt{'s' * (count > 1)}", count > 1
+        if count < FEW_PROMPTS and not self._warned_of_few:
             self._warned_of_few = True
+            remedy = f"raise data.eval_size, or put at least {FEW_PROMPTS} into validation.jsonl, beside"
             log.warning(
-                "the evaluation has %d prompts, too few for its standard errors: raise data.eval_size, or "
-                "put at least %d into validation.jsonl, beside train.jsonl in the folder that is data.source",
-                *(prompts, FEW_PROMPTS),
+                f"the evaluation has {prompts}, too few for standard errors: {remedy} train.jsonl in the "
+                "folder that is data.source"
             )
         self.log_evaluation(stage, metrics)
         other = "policy" if self.reference_path == loading.ITSELF else "reference"
-        context = " with its own context" if self._own_context else ""
-        teacher = self.pair.teacher
+        context, teacher = " with its own context" if self._own_context else "", self.pair.teacher
         head = "" if teacher is None else f", from the teacher's {teacher.k} likeliest tokens"
         kept = "" if self._sampled else "; completions of an earlier run's, from the cache"
         self._sampled = False
+        reward, kl = (
+            f"{metrics[name]:.{digits}f}" + several * f" ± {metrics[f'{name}_se']:.{digits}f}"
+            for name, digits in ((schema.REWARD, 3), (schema.KL, 4))
+        )
         self.print(
-            f"step {self.evaluated_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
-            f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence "
-            f"(± standard error, {prompts} prompts{head}{kept})"
+            f"step {self.evaluated_step}: reward {reward}, KL(policy‖{other}{context}) {kl} nats per "
+            f"sequence ({several * '± standard error, '}{prompts}{head}{kept})"
         )

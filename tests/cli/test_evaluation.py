@@ -38,11 +38,20 @@ def test_what_the_policy_started_from_may_be_gone(chain, tmp_path, capsys):
     assert capsys.readouterr().out == here
 
 
-@pytest.mark.parametrize(("prompts", "few"), [(9, True), (10, False)])
-def test_standard_errors_name_the_number_of_prompts(chain, tmp_path, capsys, caplog, prompts, few):
+@pytest.mark.parametrize(
+    ("prompts", "few", "said"),
+    [
+        (1, True, " nats per sequence (1 prompt)"),
+        (9, True, " nats per sequence (± standard error, 9 prompts)"),
+        (10, False, " nats per sequence (± standard error, 10 prompts)"),
+    ],
+)
+def test_standard_errors_name_the_number_of_prompts(chain, tmp_path, capsys, caplog, prompts, few, said):
     data = ["--data.eval_size", str(prompts), "--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
     assert chain.run("fit", "rloo", *data, run=tmp_path / "run") == 0
-    assert f"(± standard error, {prompts} prompts)" in capsys.readouterr().out
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(said)]
+    assert len(lines) == 2
+    assert all((" ± " in line) == (prompts > 1) for line in lines)
     assert sum("validation.jsonl" in line for line in caplog.messages) == few, "said once"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation_prompts"] == prompts
 
