@@ -54,11 +54,11 @@ def vllm() -> bool:
     return all(done)
 
 
-def smollm2() -> bool:
+def smollm2() -> bool | None:
     """Distillation of SmolLM2 with rollouts by vLLM, in two precisions."""
     if not (SMOLLM2 / "config.json").exists():
         print(f"smollm2: left out, as there is no {SMOLLM2} (make {SMOLLM2}/config.json)")
-        return True
+        return None
     options = "{max_model_len: 128, enforce_eager: true}"
     words = ["--model.rollout_backend", "vllm", "--model.vllm_options", options]
     words += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.batch_size", "4"]
@@ -108,7 +108,7 @@ def main() -> int:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # Models are so small that more threads wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    parts: dict[str, Callable[[], bool]] = {
+    parts: dict[str, Callable[[], bool | None]] = {
         "teacher": teacher.run,
         "slurm": slurm.run,
         "vllm": vllm,
@@ -119,17 +119,20 @@ def main() -> int:
     return int(not all([held(name, parts[name]) for name in sys.argv[1:] or parts]))
 
 
-def held(name: str, part: Callable[[], bool]) -> bool:
-    """Run a part, and print whether it held; others follow even if something did not come in time."""
-    started = time.monotonic()
+def held(name: str, part: Callable[[], bool | None]) -> bool:
+    """Run a part, and print whether it held, if it could be run.
+
+    Others follow even if something did not come in time.
+    """
+    started, good = time.monotonic(), None
     try:
         good = part()
     except TimeoutError as error:
         print(f"error: {error}")
         good = False
-    said = "holds" if good else "does not hold"
+    said = {None: "was not run", True: "holds", False: "does not hold"}[good]
     print(f"{name} {said}, {(time.monotonic() - started) / 60:.1f} min", flush=True)
-    return good
+    return good is not False
 
 
 if __name__ == "__main__":

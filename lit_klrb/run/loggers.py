@@ -69,12 +69,21 @@ class MetricsLogger(Logger):
                 os.fsync(file.fileno())
 
 
+class BoardLogger(TensorBoardLogger):
+    """Events for TensorBoard, and no hparams.yaml: a text with `${` cannot be written to it."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the events."""
+        super(TensorBoardLogger, self).save()
+
+
 def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
     """The loggers of a run: CSV, and TensorBoard if requested."""
     attempt = f"attempt_{next_attempt(root)}"
     loggers: list[Logger] = [MetricsLogger(root / schema.METRICS_DIR / attempt)]
     if tensorboard:
-        loggers.append(TensorBoardLogger(root, name=schema.TENSORBOARD, version=attempt))
+        loggers.append(BoardLogger(root, name=schema.TENSORBOARD, version=attempt))
     return loggers
 
 

@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import floor, op, op_peers, rounds, step_case, topk, variance
+from benchmarks.engines.__main__ import held
 from benchmarks.op_case import Size
 from benchmarks.table import replace_part
 
@@ -26,6 +27,15 @@ def test_a_variant_agrees_with_float64(variant):
     for error in errors:
         assert error is None or error < 1e-4
     assert errors[2] is not None
+
+
+@pytest.mark.parametrize(
+    ("found", "said", "good"),
+    [(True, "holds", True), (None, "was not run", True), (False, "does not hold", False)],
+)
+def test_an_engine_that_is_not_there_does_not_hold(capsys, found, said, good):
+    assert held("slurm", lambda: found) == good
+    assert capsys.readouterr().out == f"slurm {said}, 0.0 min\n"
 
 
 def test_floors_and_ratios():

@@ -39,6 +39,7 @@ HOSTILE = [
     'a\rb\r\nc\nd,"e"',
     "\u2028line\u2029",
     "\u200dzwj",
+    "a ${",
     "\ud800",
     "",
 ]
