@@ -70,7 +70,7 @@ class MetricsLogger(Logger):
 
 
 class BoardLogger(TensorBoardLogger):
-    """Events for TensorBoard, and no hparams.yaml: a text with `${` cannot be written to it."""
+    """Events for TensorBoard, and no copy of config.yaml, which fails for some texts with `${`."""
 
     @rank_zero_only
     def save(self) -> None:
