@@ -18,8 +18,8 @@ from lit_klrb.errors import OUTAGE
 
 # Attempts without a result are repeated, as disks fill up and processes get killed. Divergence is a result.
 ATTEMPTS = 3
-# Seconds before another attempt at a cell that lacks what it finds outside, such as a served teacher: ten
-# minutes in all. Such an attempt says nothing about the cell or its arm.
+# Seconds before another attempt at a cell that lacks what it finds outside, such as a served teacher or a
+# scheduler that answers: ten minutes in all. Such an attempt says nothing about the cell or its arm.
 PATIENCE = (5, 10, 20, 40, 80, 160, 320)
 # Seconds between removals of working files, each of which looks at every published cell.
 TRIM_SECONDS = 60.0
@@ -168,7 +168,9 @@ class Coordinator:
             elif self._not_before.get(cell.id, 0.0) > time.monotonic() or self._store.is_claimed(cell.id):
                 elsewhere = True
             else:
-                free -= self._start(cell)
+                started = self._start(cell)
+                free -= started
+                elsewhere |= not started
         return elsewhere
 
     def _start(self, cell: Cell) -> bool:
@@ -180,7 +182,8 @@ class Coordinator:
         try:
             self._launcher.submit(job)
         except OSError as error:
-            self._failed(cell, f"not started: {error}", ATTEMPTS)
+            if not self._put_off(cell, reason := f"not started: {error}"):
+                self._failed(cell, reason, 1)
             return False
         self._states[cell.id] = State.RUNNING
         return True
@@ -215,19 +218,23 @@ class Coordinator:
             reason = exit.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
             log = "" if exit.reason else f"\n{self._store.log_tail(cell.id)}"
             outage = code == OUTAGE or code in STOPPED
-            if outage and self._outages[cell.id] < len(PATIENCE):
-                # It is tried again later, whatever else runs meanwhile
-                seconds = PATIENCE[self._outages[cell.id]]
-                self._outages[cell.id] += 1
-                self._not_before[cell.id] = time.monotonic() + seconds
-                self._states[cell.id] = State.TODO
-                last = "; ".join([reason, *log.rstrip().splitlines()[-1:]])
-                self._progress.line(f"{cell}: {last}; tried again in {duration(seconds)}")
+            if outage and self._put_off(cell, "; ".join([reason, *log.rstrip().splitlines()[-1:]])):
                 return
             # Wrong usage would fail again, and patience is at its end
             self._failed(cell, f"{reason}{log}", 1 if outage or code == USAGE else ATTEMPTS)
             if code == USAGE:
                 self._stop_kind(cell)
+
+    def _put_off(self, cell: Cell, reason: str) -> bool:
+        """Try a cell again later, whatever else runs meanwhile; False if patience is at its end."""
+        if self._outages[cell.id] == len(PATIENCE):
+            return False
+        seconds = PATIENCE[self._outages[cell.id]]
+        self._outages[cell.id] += 1
+        self._not_before[cell.id] = time.monotonic() + seconds
+        self._states[cell.id] = State.TODO
+        self._progress.line(f"{cell}: {reason}; tried again in {duration(seconds)}")
+        return True
 
     def _stop_kind(self, failed: Cell) -> None:
         """Block all cells of a kind if its first one failed with wrong usage, as all of them would.

@@ -50,7 +50,7 @@ SlurmctldPidFile={folder}/controller.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/controller.log
 SlurmdLogFile={folder}/%n.log
-NodeName=one,two NodeHostname={host} NodeAddr=127.0.0.1 Port={first},{second} CPUs=1
+NodeName=one,two NodeHostname={host} NodeAddr=127.0.0.1 Port={first},{second} CPUs=2
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -127,7 +127,7 @@ def drained() -> bool:
     done = ran("sweep local", sweep_command(six_cells("sweep local")))
     title, started = "sweep slurm", time.monotonic()
     with running(title, sweep_command(six_cells(title), "--launcher", "slurm")) as process:
-        wait_until(lambda: len(results(title)) >= 2, "two results")
+        wait_until(lambda: len(results(title)) >= 2 or process.poll() is not None, "two results")
         asked("scontrol", "update", "NodeName=two", "State=drain", "Reason=test")
         print(f"  node two is drained after {len(results(title))} results", flush=True)
         code = process.wait()

@@ -121,8 +121,6 @@ def test_a_cell_taken_by_another_sweep_costs_no_attempt(run, cells, launcher):
         ([1, -9], 3, State.DONE),
         ([1, 1, 1], 3, State.FAILED),
         ([-9, 255, 75, 1], 4, State.FAILED),
-        (["refuse", "refuse"], 1, State.DONE),
-        (["refuse", "refuse", "refuse"], 0, State.FAILED),
     ],
 )
 def test_attempts_are_limited(run, cells, store, launcher, codes, runs, state):
@@ -135,18 +133,20 @@ def test_attempts_are_limited(run, cells, store, launcher, codes, runs, state):
     assert [*outcome.states.values()].count(State.DONE) == 10 - (state is State.FAILED)
 
 
-@pytest.mark.parametrize("code", [OUTAGE, 143])
-def test_an_outage_is_waited_for_and_blocks_nothing(run, cells, launcher, monkeypatch, code):
+@pytest.mark.parametrize("place", [0, 2])  # of the first all others need the result
+@pytest.mark.parametrize("code", [OUTAGE, 143, "refuse"])
+def test_an_outage_is_waited_for_and_blocks_nothing(run, cells, launcher, monkeypatch, code, place):
     monkeypatch.setattr(coordinator, "PATIENCE", (0.01,) * 5)
-    launcher.script[cells[2].id] = [code] * 5
+    launcher.script[cells[place].id] = [code] * 5
     assert run().complete
 
 
-def test_patience_ends(run, cells, launcher, monkeypatch):
+@pytest.mark.parametrize(("code", "submitted"), [(OUTAGE, 3), ("refuse", 0)])
+def test_patience_ends(run, cells, launcher, monkeypatch, code, submitted):
     monkeypatch.setattr(coordinator, "PATIENCE", (0.01,) * 2)
-    launcher.script[cells[2].id] = [OUTAGE] * 9
+    launcher.script[cells[2].id] = [code] * 9
     outcome = run()
-    assert launcher.submitted.count(cells[2]) == 3
+    assert launcher.submitted.count(cells[2]) == submitted
     assert [*outcome.states.values()].count(State.DONE) == 9
     assert outcome.states[cells[2].id] is State.FAILED
 
