@@ -113,8 +113,8 @@ def requeued() -> bool:
         )
         asked(*command)
         wait_until(lambda: asked("squeue", "-h", "-j", job, "-o", "%t") == "PD", "the requeue")
-        # SLURM holds it back for two minutes
-        asked("scontrol", "update", f"JobId={job}", "StartTime=now")
+        # SLURM holds it back for two minutes; a node does not start what it is still ending
+        asked("scontrol", "update", f"JobId={job}", "StartTime=now+5")
     wait_until((root / schema.SUMMARY).exists, "the end of the run")
     tell(title, 0, started)
     unequal = different(folder_of(whole), root)
