@@ -4,7 +4,7 @@ import copy
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,8 +57,6 @@ from lit_klrb.terminal import say_once
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"
-# What `trainer.default_root_dir` and `seed_everything` determine.
-LINKED = ("checkpoint.dirpath", "model.init_args.seed", "data.init_args.seed")
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
 
@@ -121,7 +119,7 @@ class LitCLI(LightningCLI):
     def settings(self) -> dict[str, Any]:
         """The values that a user may set, by dotted key; empty before parsing."""
         found = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
-        found.pop(LINKED[0], None)
+        found.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
         return found
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -143,10 +141,10 @@ class LitCLI(LightningCLI):
         )
         parser.link_arguments(
             "trainer.default_root_dir",
-            LINKED[0],
+            "checkpoint.dirpath",
             compute_fn=lambda root: str((Path(root or "") / schema.CHECKPOINT).parent),
         )
-        for key in LINKED[1:]:
+        for key in ("model.init_args.seed", "data.init_args.seed"):
             parser.link_arguments("seed_everything", key)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -181,7 +179,7 @@ class LitCLI(LightningCLI):
         if is_fit:
             try:
                 run = run_of(path)
-                check_same_run(path, run, record(yaml.load(self._config_text(), yaml.CSafeLoader)))
+                check_same_run(path, run, record(self._resolved()))
             except ConfigurationError as error:
                 if not automatic:
                     raise
@@ -192,13 +190,18 @@ class LitCLI(LightningCLI):
             if automatic:
                 say_once(f"--ckpt_path {AUTO}: resuming {path}")
 
-    def _config_text(self) -> str:
-        """The resolved configuration without what follows from it, as YAML for `--config`."""
+    def _resolved(self) -> dict[str, Any]:
+        """The resolved configuration, without keys that follow from others."""
         self._dump_config()
-        config = copy.deepcopy(self.config_dump)
-        for *sections, name in (target.split(".") for target in LINKED):
-            reduce(lambda part, section: part.get(section, {}), sections, config).pop(name, None)
-        text: str = yaml.dump(config, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
+        config: dict[str, Any] = copy.deepcopy(self.config_dump)
+        for target in self._parser("fit").links:  # type: ignore[attr-defined]
+            section, name = target.split(".")
+            (config[section].get("init_args") or config[section]).pop(name, None)
+        return config
+
+    def _config_text(self) -> str:
+        """The resolved configuration, as YAML for `--config`."""
+        text = yaml.dump(self._resolved(), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
         return f"# lightning.pytorch=={L.__version__}\n{text}"
 
     def _set_seed(self) -> None:

@@ -203,10 +203,11 @@ def _cells(file: Path) -> list[RawRow]:
             return []
         raise
     rows: list[RawRow] = table.where(table.notna(), None).to_dict("records")
-    with _opened(file) as text:
-        lines = sum(bool(line.strip()) for line in text)
-    if sep == "\t" and lines - 1 > len(rows):  # whose quotes may be no more than that
-        log.warning(f"{file}: {lines - 1} lines are {len(rows)} rows, as quotes join lines")
+    if sep == "\t":  # in which quotes may be no more than that
+        with _opened(file) as text:
+            lines = sum(bool(line.strip()) for line in text) - 1
+        if lines > len(rows):
+            log.warning(f"{file}: {lines} lines are {len(rows)} rows, as quotes join lines")
     return rows
 
 

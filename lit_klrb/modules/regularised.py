@@ -278,7 +278,7 @@ class RegularisedModule(PolicyModule, ABC):
             self.prompt_means[name] = values.mean(1)
         self._evaluated.clear()
         count = len(self.prompt_means[schema.KL])
-        prompts, several = f"{count} prompt{'s' * (count > 1)}", count > 1
+        prompts = "1 prompt" if count == 1 else f"{count} prompts"
         if count < FEW_PROMPTS and not self._warned_of_few:
             self._warned_of_few = True
             remedy = f"raise data.eval_size, or put at least {FEW_PROMPTS} into validation.jsonl, beside"
@@ -292,11 +292,11 @@ class RegularisedModule(PolicyModule, ABC):
         head = "" if teacher is None else f", from the teacher's {teacher.k} likeliest tokens"
         kept = "" if self._sampled else "; completions of an earlier run's, from the cache"
         self._sampled = False
-        reward, kl = (
-            f"{metrics[name]:.{digits}f}" + several * f" ± {metrics[f'{name}_se']:.{digits}f}"
-            for name, digits in ((schema.REWARD, 3), (schema.KL, 4))
-        )
+        reward, kl = f"{metrics['reward']:.3f}", f"{metrics['kl']:.4f}"
+        if count > 1:
+            reward, kl = f"{reward} ± {metrics['reward_se']:.3f}", f"{kl} ± {metrics['kl_se']:.4f}"
+            prompts = f"± standard error, {prompts}"
         self.print(
             f"step {self.evaluated_step}: reward {reward}, KL(policy‖{other}{context}) {kl} nats per "
-            f"sequence ({several * '± standard error, '}{prompts}{head}{kept})"
+            f"sequence ({prompts}{head}{kept})"
         )
