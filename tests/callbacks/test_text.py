@@ -83,9 +83,9 @@ def test_in_tensorboard(text):
         board.log_hyperparams({"reward_path": text, f"x{text}": 0.5})
         board.log_metrics({"train/kl": 0.25}, step=3)
         board.save()
-        board.finalize("success")
         (file,) = Path(folder).rglob("events.out.tfevents.*")
         events = list(EventFileLoader(str(file)).Load())
+        board.finalize("success")
     values = [value for event in events for value in event.summary.value]
     assert [value.tensor.float_val[0] for value in values if value.tag == "train/kl"] == [0.25]
     (start,) = (value for value in values if value.tag == "_hparams_/session_start_info")
