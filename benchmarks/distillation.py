@@ -15,7 +15,7 @@ from lit_klrb.estimators import (
     RaoBlackwell,
 )
 from lit_klrb.models import loading
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.scoring import Scorer
 from replication.to_come import RaoBlackwellTokenValues
 
 from .table import markdown

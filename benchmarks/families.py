@@ -10,13 +10,14 @@ from rich.progress import track
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from lit_klrb.engine import generation
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.models import generation
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
+from lit_klrb.models.capabilities import continues
 from lit_klrb.models.loading import silence
 from lit_klrb.models.roles import POLICY, check_predicts, fuse_activations
-from lit_klrb.models.scoring import Scorer
-from lit_klrb.models.trials import continues
+from lit_klrb.models.rollout import Rollout
+from lit_klrb.rollouts.scoring import Scorer
 from lit_klrb.seeding import forked_rng
 
 from .table import markdown

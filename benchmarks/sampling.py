@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from lit_klrb.engine import packed_weights as packing
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.functional.logprobs import full_precision
-from lit_klrb.models import packing
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.heads import split_model
+from lit_klrb.models.rollout import Rollout
 
 from . import step_case as case
 from .measure import interleaved_times, machine
@@ -24,7 +25,7 @@ ROUNDS = 10
 # Standard deviation of the adapter's second matrix, which is zero before training
 SCALE = 0.02
 # Passes from which on weights are ordered: the package's number, and none
-ORDERED, PLAIN = packing.LEAST_PASSES, 1 << 30
+PACKED, PLAIN = packing.LEAST_PASSES, 1 << 30
 
 
 def report(quick: bool) -> str:
@@ -42,7 +43,7 @@ def report(quick: bool) -> str:
             rows.append(_row(task, model, precision, adapter, rounds))
     header = ["precision", "adapter", "ordered / plain", "equal tokens", "KL, ordered", "KL, plain"]
     return (
-        f"## Sampling with ordered weights\n\n`python -m benchmarks sampling` on {machine(['torch'])}. "
+        f"## Sampling with packed weights\n\n`python -m benchmarks sampling` on {machine(['torch'])}. "
         f"SmolLM2, {task.sequences} completions of {task.completion_tokens} tokens; {rounds} rounds in turn, "
         "median of the ratios with its 95 % interval. KL of the distribution that was drawn from and that of "
         "the policy in training, in nats per completion; random adapters, which are merged into ordered "
@@ -55,7 +56,7 @@ def _row(
 ) -> list[str]:
     runs = {
         name: functools.partial(_sample, task, model, precision, passes)
-        for name, passes in (("ordered", ORDERED), ("plain", PLAIN))
+        for name, passes in (("ordered", PACKED), ("plain", PLAIN))
     }
     (ordered, kl), (plain, kl_plain) = (_distance(run, model, precision) for run in runs.values())
     times = interleaved_times(runs, rounds)
@@ -81,7 +82,7 @@ def _sample(task: case.Task, model: PreTrainedModel, precision: torch.dtype, pas
             prompts = batch["tokens"], batch["attention_mask"]
             return generate_completions(model, *prompts, settings, seed=0, ends=(), pad_token_id=0)
     finally:
-        packing.LEAST_PASSES = ORDERED
+        packing.LEAST_PASSES = PACKED
 
 
 def _autocast(precision: torch.dtype) -> AbstractContextManager[object]:

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_rows
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.estimators import KLEstimator, MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.estimators.recipe import per_token
 from lit_klrb.functional import TopK, tiled_policy_loss, token_stats
 from lit_klrb.functional.tiled import blocks
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.rollout import Rollout
+from lit_klrb.rollouts.scoring import Scorer
 from lit_klrb.seeding import derive_seed
 from replication.topk_rivals import RIVALS
 

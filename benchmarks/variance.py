@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_rows
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.estimators import (
     EstimatorMemory,
     KLEstimator,
@@ -24,9 +25,9 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.functional import TokenStats
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.rewards import GrammarReward, load_reward
+from lit_klrb.rollouts.scoring import Scorer
 from lit_klrb.seeding import derive_seed
 
 from .table import markdown

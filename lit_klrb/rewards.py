@@ -15,7 +15,7 @@ from lit_klrb.data.encode import classifier_ids
 from lit_klrb.data.grammar import ReviewGrammar, split_words
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.models.trials import has_weights
+from lit_klrb.models.capabilities import has_weights
 from lit_klrb.reward_functions import (
     COMPLETIONS,
     KEY,

@@ -15,8 +15,8 @@ from jsonargparse import Namespace
 import replication.studies  # noqa: F401  their classes are what short names in a config resolve to
 from lit_klrb import schema
 from lit_klrb.cli.check import check
-from lit_klrb.cli.door import Door, OneLineParser
-from lit_klrb.cli.mistakes import ending_of, quiet
+from lit_klrb.cli.error_translation import ending_of, quiet
+from lit_klrb.cli.settings_checker import OneLineParser, SettingsChecker
 from lit_klrb.errors import check_at_least
 from lit_klrb.files import write_atomically
 from lit_klrb.run.directory import RunDirectory, check_named, run_id
@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, Study]:
     """The parser, the settings and the study of a command line."""
     options = parser()
     if not {"-h", "--help"} & {*argv}:
-        Door(options, {}).check(argv, required=("study",))
+        SettingsChecker(options, {}).check(argv, required=("study",))
     config = options.parse_args(list(argv))
     check_at_least(0, seed_everything=config.seed_everything)
     return options, config, options.instantiate(config).study

@@ -6,8 +6,9 @@ from typing import Any, final
 
 from torch import Tensor
 
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError, check_at_least
-from lit_klrb.models.generation import Rollout, Sampling
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.step import reward_to_come
 from lit_klrb.seeding import derive_seed

@@ -25,9 +25,10 @@ ROOMS = [
     "lit_klrb.distributed",
     "lit_klrb.run",  # a run's directory, files and loggers
     "lit_klrb.data",
-    "lit_klrb.models",  # code that handles transformers models
+    "lit_klrb.models",  # files of transformers models, and their surgery
+    "lit_klrb.engine",  # how completions are sampled
     "lit_klrb.reward_functions",
-    "lit_klrb.rollouts",  # a pair of models, and the way from a rollout to a loss
+    "lit_klrb.rollouts",  # a pair of models, token statistics, and the way from a rollout to a loss
     "lit_klrb.comparison",  # the KL of two given models
     "lit_klrb.integrations",  # our estimators in the trainers of other software
     "lit_klrb.rewards",
@@ -40,6 +41,7 @@ ROOMS = [
 ANALYSIS_ROOMS = [
     "analysis.results",  # a sweep's files: layout, schema, checksum, read, write
     "analysis.design",  # from a plan file to cells, and the rates of arms
+    "analysis.imports",  # runs of other software as a sweep
     "analysis.checks",  # whether its runs are those of its plan and can be compared
     "analysis.sweep",  # runs them
     "analysis.stats",  # tests and verdicts

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, distributed
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from lit_klrb.engine.generation import Sampling
+from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.functional import kl_k3_per_token
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.generation import Sampling
-from lit_klrb.models.scoring import Scorer
 from lit_klrb.models.sharding import shard
-from lit_klrb.models.vllm import VLLMBackend
+from lit_klrb.rollouts.scoring import Scorer
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3},

@@ -24,17 +24,17 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lit_klrb import rewards, schema
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.cli.door import MISSING
+from lit_klrb.cli.error_translation import ending_of, quiet
 from lit_klrb.cli.lightning import LitCLI
-from lit_klrb.cli.mistakes import ending_of, quiet
+from lit_klrb.cli.settings_checker import MISSING
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.rows import suffix_of
+from lit_klrb.engine.served import is_address
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, local_path
+from lit_klrb.models.dry_run import DryRun, PlannedModel, UnknownModelError, dry_running
 from lit_klrb.models.loading import GRAMMAR, check_exists, is_checkpoint
-from lit_klrb.models.rehearsal import Made, Rehearsal, UnknownModelError, rehearsing
-from lit_klrb.models.served import is_address
 from lit_klrb.modules.base import TrainedModule
 from lit_klrb.reward_functions import KEY
 from lit_klrb.run.lightning_internals import attach
@@ -53,8 +53,8 @@ DATA = ("source", "preferences")
 class CheckCLI(LitCLI):
     """Sets up what `fit` would train by the methods that `fit` calls, with models that have no weights."""
 
-    def __init__(self, args: Sequence[str], made: dict[Path, Made] | None) -> None:
-        self.rehearsal, self.is_here = Rehearsal(made), made is None
+    def __init__(self, args: Sequence[str], planned_models: dict[Path, PlannedModel] | None) -> None:
+        self.dry_run, self.is_here = DryRun(planned_models), planned_models is None
         self.rows: dict[str, Any] | None = None
         super().__init__(args)
 
@@ -98,7 +98,7 @@ class CheckCLI(LitCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             callback.setup(self.trainer, module, "fit")
         module.setup("fit")
-        with suppress(UnknownModelError), rehearsing(self.rehearsal):
+        with suppress(UnknownModelError), dry_running(self.dry_run):
             module.configure_model()
         if hasattr(module, module.role.name):
             self.rows = data.preview(module) if reads_rows else None
@@ -106,9 +106,9 @@ class CheckCLI(LitCLI):
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                     if isinstance(callback, PolicyStudy):
                         callback.check_prompts(len(data.examples("train")), *callback.needs)
-            if self.rehearsal.made is not None:
-                made = Made(module.role.name, module.trained, module.tokenizer)
-                self.rehearsal.made[self.directory.checkpoint.absolute()] = made
+            if self.dry_run.planned_models is not None:
+                model = PlannedModel(module.role.name, module.trained, module.tokenizer)
+                self.dry_run.planned_models[self.directory.checkpoint.absolute()] = model
 
     def arguments(self, section: str) -> dict[str, Any]:
         """The resolved arguments of the module or the data module."""
@@ -121,7 +121,7 @@ class CheckCLI(LitCLI):
         data = self.arguments("data")
         answer: dict[str, Any] = {
             "module": type(self.model).__name__,
-            "models": self.rehearsal.models,
+            "models": self.dry_run.models,
             "prompts": {k: data[k] for k in (*DATA, "train_size", "batch_size") if data.get(k) is not None},
             "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
@@ -186,12 +186,12 @@ def check_input(key: str, path: str) -> None:
         check_exists(key, path)
 
 
-def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str, Any]:
+def check(argv: Sequence[str], planned_models: dict[Path, PlannedModel] | None = None) -> dict[str, Any]:
     """Check whether a run could start.
 
     Args:
         argv: A command line: "fit" and its arguments.
-        made: In a plan, what the runs that were checked before will write, to which this run is added; None
+        planned_models: In a plan, what the runs checked before will write, to which this run is added; None
             for a run that would start here and now.
 
     Returns:
@@ -201,7 +201,7 @@ def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str
         "evaluation": {key: value}, "monitors": [metric]}.
     """
     try:
-        return CheckCLI(argv, made).answer()
+        return CheckCLI(argv, planned_models).answer()
     except Exception as error:
         ended = ending_of(error, {})
         return {"error": str(ended) if ended else " ".join(f"{type(error).__name__}: {error}".split())}
@@ -215,8 +215,8 @@ def main(argv: Sequence[str]) -> int:
     requests = [["fit", *options]] if options else _requests()
     quiet()
     with redirect_stdout(StringIO()) as said:  # standard output is for the answers
-        made: dict[Path, Made] = {}
-        answers = [check(request, None if options else made) for request in requests]
+        planned_models: dict[Path, PlannedModel] = {}
+        answers = [check(request, None if options else planned_models) for request in requests]
     if options and "error" in answers[0]:
         raise ConfigurationError(answers[0]["error"])
     sys.stderr.write(said.getvalue())

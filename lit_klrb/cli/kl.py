@@ -109,8 +109,8 @@ def _measured(options: argparse.Namespace) -> "Measured":
     from rich.progress import Progress
 
     from lit_klrb.comparison.compare import ModelComparison
+    from lit_klrb.engine.generation import Sampling
     from lit_klrb.models.folders import check_device
-    from lit_klrb.models.generation import Sampling
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)

@@ -30,8 +30,7 @@ from lit_klrb.callbacks import (
     RunRecorder,
     StopBetweenSteps,
 )
-from lit_klrb.cli.door import Door, OneLineParser
-from lit_klrb.cli.given import (
+from lit_klrb.cli.command_line import (
     WITH_REWARD,
     check_text,
     default_options,
@@ -39,7 +38,8 @@ from lit_klrb.cli.given import (
     given_settings,
     prefer_given_model,
 )
-from lit_klrb.cli.mistakes import EndedError, ending_of, once_of_a_kind, quiet
+from lit_klrb.cli.error_translation import EndedError, ending_of, quiet, warn_once_per_line
+from lit_klrb.cli.settings_checker import OneLineParser, SettingsChecker
 from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted
@@ -154,7 +154,9 @@ class LitCLI(LightningCLI):
         if not {"-h", "--help"} & {*args}:
             # What --print_config prints may be a template to fill in
             is_template = any(word.startswith("--print_config") for word in args)
-            Door(command, {"kl.estimator": DEFAULT}).check(args[1:], () if is_template else ("model", "data"))
+            SettingsChecker(command, {"kl.estimator": DEFAULT}).check(
+                args[1:], () if is_template else ("model", "data")
+            )
         self.config = parser.parse_args(args)
         model = self.config[self.config.subcommand].model if "subcommand" in self.config else None
         if model is not None:
@@ -314,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     quiet()
     try:
-        with once_of_a_kind():
+        with warn_once_per_line():
             LitCLI(argv)
     except EndedError as ended:
         if not getattr(ended.__cause__, "is_echo", False):  # of the first process, which says it

@@ -24,8 +24,9 @@ from lit_klrb.comparison.measure import (
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.lengths import context_length
 from lit_klrb.data.rows import RawRow
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError, check_at_least
-from lit_klrb.models.generation import Rollout, Sampling
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.rollouts.pair import Pair
 
 # Starts a progress bar with a description and a number of rows.

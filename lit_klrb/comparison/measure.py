@@ -15,13 +15,14 @@ from lit_klrb.data.kinds import TEXT, parse_rows
 from lit_klrb.data.prompts import Prompt, read_prompts
 from lit_klrb.data.rows import RawRow, read_files, suffix_of
 from lit_klrb.distributed import stacked, stacked_stats
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import has_adapter, merged
-from lit_klrb.models.generation import Rollout, Sampling
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.rollouts.pair import Loaded, Pair
+from lit_klrb.rollouts.scoring import Scorer
 from lit_klrb.seeding import derive_seed
 from lit_klrb.terminal import say_once
 

@@ -22,7 +22,7 @@ LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 WORDS = "the words with which both begin"
 SPEAKERS = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
 # The columns of forms that are converted to those above
-RELATIVES = ({"conversations"}, {"conversation"}, {"question", "answer"}, {"instruction", "output"})
+CONVERTIBLE = ({"conversations"}, {"conversation"}, {"question", "answer"}, {"instruction", "output"})
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 
@@ -155,7 +155,7 @@ class _Raw(NamedTuple):
     def lacks(self, *forms: set[str]) -> bool:
         """Whether the row has the columns of a form or of a relative, but not their values."""
         present = self.row.keys()
-        return any(form <= present and not self.has(*form) for form in (*forms, *RELATIVES))
+        return any(form <= present and not self.has(*form) for form in (*forms, *CONVERTIBLE))
 
     def content(self, name: str, wanted: str = "") -> Content:
         """The text or the conversation in a column; empty without a value, as a row is left out then."""

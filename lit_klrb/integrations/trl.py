@@ -30,7 +30,7 @@ from lit_klrb.estimators import EstimatorMemory, KLEstimator
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 from lit_klrb.integrations.trl_batches import add_weights, total_rewards, weighted_loss
 from lit_klrb.integrations.trl_checkpoints import MemoryKeeper, load_memory
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.scoring import Scorer
 
 # Whether it trains -> TRL's name of the mode, and of the number of completions per prompt
 MODES = {True: ("train", "num_generations"), False: ("eval", "num_generations_eval")}

@@ -8,8 +8,8 @@ from torch import Tensor
 from lit_klrb.distributed import own_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
-from lit_klrb.models.generation import Rollout
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.rollout import Rollout
+from lit_klrb.rollouts.scoring import Scorer
 from lit_klrb.rollouts.step import Scored, policy_loss, weigh
 
 # Entries that are added to TRL's batches, which split and shuffle them by rows.

@@ -1,1 +1,1 @@
-"""Code that handles transformers models: loading, adapters, heads, sampling, scoring."""
+"""Transformers models: their files (loading, checkpoints, tokenizers) and surgery (heads, adapters)."""

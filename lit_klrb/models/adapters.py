@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.models.trials import has_weights
+from lit_klrb.models.capabilities import has_weights
 from lit_klrb.seeding import forked_rng
 
 ADAPTER = "default"

@@ -10,10 +10,10 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.adapters import has_adapter, merged
+from lit_klrb.models.capabilities import has_weights
 from lit_klrb.models.checkpoints import model_from_checkpoint, read_checkpoint
 from lit_klrb.models.loading import is_checkpoint, load_tokenizer, read_folder, reading
 from lit_klrb.models.roles import CLASSIFIER, check_settings, config_dict, model_from_config, other_shape
-from lit_klrb.models.trials import has_weights
 from lit_klrb.seeding import derive_seed, forked_rng
 
 KEY = "policy_layers"

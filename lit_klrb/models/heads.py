@@ -12,15 +12,15 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lit_klrb.distributed import whole
-from lit_klrb.models import trials
-from lit_klrb.models.generation import Rollout
-from lit_klrb.models.packing import quick_layers
+from lit_klrb.models import capabilities
+from lit_klrb.models.capabilities import continuing, key_value_cache, position_ids
+from lit_klrb.models.linear_layers import quick_layers
 from lit_klrb.models.precision import fast_autocast
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
-from lit_klrb.models.trials import continuing, key_value_cache, position_ids
 
 # Two sequences with the same prompt.
-TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
+PROBE = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
 # Layers of a cache that hold keys and values alone, through which gradients are right.
 CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # The largest logit of the trial, at which a cap of the logits shows, and other settings of a head.
@@ -177,7 +177,7 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
     if backbone is model or not isinstance(backbone, PreTrainedModel) or type(head) is not nn.Linear:
         return None
     softcap = getattr(model.config, "final_logit_softcapping", None)
-    if not trials.has_weights(model):
+    if not capabilities.has_weights(model):
         return SplitModel(model, backbone, head, softcap, caches=False)
     for caches in (True, False):
         split = SplitModel(model, backbone, head, softcap, caches)
@@ -198,12 +198,12 @@ def model_inputs(rollout: Rollout) -> dict[str, Any]:
 
 @torch.no_grad()
 def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
-    tokens = torch.tensor(TRIAL, device=model.device) % split.head.out_features
+    tokens = torch.tensor(PROBE, device=model.device) % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
     rollout = Rollout(tokens, everything, everything[:, -2:])
-    with trials.eval_mode(model):
+    with capabilities.eval_mode(model):
         caches_attention = all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
-        if split.caches and not (caches_attention and trials.continues(model)):
+        if split.caches and not (caches_attention and capabilities.continues(model)):
             return False
         hidden = split.hidden_states(rollout, worth=(0, 0))
         scale = LARGEST / split.head(hidden).abs().max().clamp(min=torch.finfo(hidden.dtype).tiny)
@@ -212,4 +212,4 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
             expected, logits = model(**model_inputs(rollout)).logits[:, -2:], split.head(hidden)
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
-    return trials.agree(logits, expected)
+    return capabilities.agree(logits, expected)

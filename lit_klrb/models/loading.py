@@ -29,8 +29,8 @@ from lit_klrb.models.checkpoints import (
     read_checkpoint as read_checkpoint,
     token_values_from_checkpoint,
 )
+from lit_klrb.models.dry_run import PlannedModel, current_dry_run, without_weights
 from lit_klrb.models.folders import check_entries, check_weights, limited
-from lit_klrb.models.rehearsal import Made, current_rehearsal, without_weights
 from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
@@ -56,7 +56,7 @@ GRAMMAR = "grammar"
 ITSELF = "policy"
 # The index of a layer in the name of a weight.
 NUMBER = re.compile(r"\.\d+\.")
-# The largest new model, in weights, that a rehearsal builds and tries.
+# The largest new model, in weights, that a dry run builds and checks.
 TRIED = 2**24
 # Prefixes of the weights of transformers' classification heads.
 CLASSIFIER_HEADS = ("score.", "classifier.", "classification_head.")
@@ -122,7 +122,7 @@ def reading(key: str, path: str) -> Iterator[str]:
 
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint."""
-    planned, rehearsal = _planned(path), current_rehearsal()
+    planned, dry_run = _planned(path), current_dry_run()
     with reading(key, path) as place:
         if planned is not None:
             model = planned.model
@@ -133,16 +133,16 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
         else:
             model = _model_from_folder(place, role)
         check_predicts(None, model, role)
-    if rehearsal is not None:
+    if dry_run is not None:
         size = getattr(model.config, "vocab_size", None)
-        rehearsal.models[key] = {"type": model.config.model_type, "vocabulary": size, "path": path}
+        dry_run.models[key] = {"type": model.config.model_type, "vocabulary": size, "path": path}
     return model
 
 
-def _planned(path: str) -> Made | None:
-    """In a rehearsal, what a checkpoint will hold that another run of the plan writes; None otherwise."""
-    rehearsal = current_rehearsal()
-    return None if rehearsal is None else rehearsal.planned(path, looks_local(path))
+def _planned(path: str) -> PlannedModel | None:
+    """In a dry run, what a checkpoint will hold that another run of the plan writes; None otherwise."""
+    dry_run = current_dry_run()
+    return None if dry_run is None else dry_run.planned(path, looks_local(path))
 
 
 def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -155,7 +155,7 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
         remedy = f"{command}, and copy the tokenizer's files of its model to MERGED"
         raise ConfigurationError(f"this is an adapter; merge it into its model first: {remedy}")
     check_weights(Path(path))
-    if current_rehearsal() is not None:
+    if current_dry_run() is not None:
         nothing = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
         return without_weights(path, role, settings), nothing
     with limited(path):
@@ -239,7 +239,7 @@ def fresh_model(
         with forked_rng(derive_seed(seed, "initial weights")):
             return model_from_config({**config, **given}, role)
 
-    if current_rehearsal() is not None:
+    if current_dry_run() is not None:
         with torch.device("meta"):
             model = build()
         if model.num_parameters() > TRIED:

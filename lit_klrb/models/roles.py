@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.models.trials import SHORTEST, eval_mode, has_weights, reads_padding
+from lit_klrb.models.capabilities import SHORTEST, eval_mode, has_weights, reads_padding
 
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10

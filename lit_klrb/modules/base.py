@@ -24,8 +24,8 @@ from lit_klrb.distributed import FSDP2, check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
+from lit_klrb.models.dry_run import current_dry_run
 from lit_klrb.models.precision import slow_precision
-from lit_klrb.models.rehearsal import current_rehearsal
 from lit_klrb.models.sharding import of_first, shard
 from lit_klrb.modules.schedules import share
 from lit_klrb.run.checkpoints import check_intact
@@ -173,7 +173,7 @@ class TrainedModule(L.LightningModule, ABC):
         trainer = trainer_of(self)
         if trainer is None or self._is_built:
             return
-        mesh = None if current_rehearsal() else sharding_mesh(trainer)
+        mesh = None if current_dry_run() else sharding_mesh(trainer)
         if mesh is None:
             self.build_models()
         else:

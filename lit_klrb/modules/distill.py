@@ -8,13 +8,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather_rows
+from lit_klrb.engine import served
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.checked import check_served
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.mismatch import Mismatch, mismatch
-from lit_klrb.models import loading, served
-from lit_klrb.models.generation import Rollout
-from lit_klrb.models.rehearsal import UnknownModelError, current_rehearsal
+from lit_klrb.models import loading
+from lit_klrb.models.dry_run import UnknownModelError, current_dry_run
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.pair import Pair
 from lit_klrb.run.lightning_internals import trainer_of
@@ -112,7 +113,7 @@ class DistillModule(OnPolicyModule):
         """Student and teacher, which may be an engine of its own."""
         if not self.is_served:
             return super().load_pair()
-        if current_rehearsal():
+        if current_dry_run():
             raise UnknownModelError(self.reference_path)
         topk = self.kl_estimator.topk if hasattr(self, "memory") else None
         k = served.DEFAULT_K if topk is None else topk.k

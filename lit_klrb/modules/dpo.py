@@ -14,8 +14,8 @@ from lit_klrb.distributed import gather_rows, share
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import preference_loss
-from lit_klrb.models.generation import Rollout
 from lit_klrb.models.loading import GRAMMAR, ITSELF, TOKEN_VALUES_KEY, tokenizer_files
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed

@@ -11,15 +11,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lit_klrb.distributed import gather, gather_rows, own_rows
+from lit_klrb.engine.generation import generate_completions
+from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout, generate_completions
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import of_first
-from lit_klrb.models.vllm import VLLMBackend
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.rewards import TrainingReward
 from lit_klrb.rollouts.step import Experience, Scored, begin, handed_over, policy_loss, reward_to_come, weigh

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import schema
 from lit_klrb.distributed import gather_rows, share
+from lit_klrb.engine.generation import Sampling
+from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats
@@ -21,8 +23,7 @@ from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
 from lit_klrb.functional.tiled.blocks import COMPILE
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
-from lit_klrb.models.generation import Rollout, Sampling
-from lit_klrb.models.served import ServedTeacher
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.modules.policy import PolicyModule
 from lit_klrb.reward_functions import TrainerState

@@ -11,10 +11,10 @@ from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, split_model
-from lit_klrb.models.scoring import completion_logprobs
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.policy import PolicyModule
+from lit_klrb.rollouts.scoring import completion_logprobs
 from lit_klrb.seeding import derive_seed, forked_rng
 
 

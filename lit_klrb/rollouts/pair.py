@@ -12,15 +12,16 @@ from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.encode import end_tokens
 from lit_klrb.data.kinds import PROMPT
 from lit_klrb.data.lengths import check_context_length
+from lit_klrb.engine.generation import Sampling, generate_completions
+from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_off, has_adapter
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
-from lit_klrb.models.scoring import Scorer
-from lit_klrb.models.served import ServedTeacher
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.reward_functions import IDS, LateColumns
+from lit_klrb.rollouts.scoring import Scorer
 
 
 class Loaded(NamedTuple):
@@ -44,7 +45,7 @@ class Loaded(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of rows of its head, which padding can make larger than the vocabulary."""
-        head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head: Any = self.model.get_output_embeddings()
         return len(head.weight)
 
 

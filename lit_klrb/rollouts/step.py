@@ -17,8 +17,8 @@ from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.baselines import values_before
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.rollout import Rollout
+from lit_klrb.rollouts.scoring import Scorer
 
 
 def handed_over(memory: EstimatorMemory, policy_path: str | None) -> Tensor | None:

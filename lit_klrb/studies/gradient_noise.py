@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.estimators import (
     EstimatorMemory,
@@ -27,7 +28,7 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.base import check_different
 from lit_klrb.functional import TokenStats, TopK
-from lit_klrb.models.generation import Rollout, Sampling
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.pair import Pair
 from lit_klrb.rollouts.step import Scored, begin, handed_over, weigh

@@ -27,8 +27,8 @@ from lit_klrb.data.prompts import prompt_batch, read_prompts
 from lit_klrb.estimators import MonteCarlo, MonteCarloRewardToGo, RaoBlackwell
 from lit_klrb.estimators.composed import on_policy_credit
 from lit_klrb.functional import TokenStats, leave_one_out_baseline, tiled_token_stats, token_stats
-from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, split_model
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules import RLOOModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.gradient_noise import gram, policy_gradient

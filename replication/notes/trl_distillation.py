@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer
 
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.integrations.trl import with_kl_estimator
 from lit_klrb.models.backbones import with_layers
-from lit_klrb.models.generation import Sampling, generate_completions
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.scoring import Scorer
 
 MODEL = "runs/models/smollm2"
 QUESTIONS = Path(__file__).parents[2] / "configs/chat/questions"

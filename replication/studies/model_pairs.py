@@ -18,15 +18,15 @@ from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.prompts import prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.folders import check_device
-from lit_klrb.models.generation import Sampling
 from lit_klrb.models.loading import ITSELF, freeze
-from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward
 from lit_klrb.rollouts.pair import Loaded, Pair
+from lit_klrb.rollouts.scoring import completion_logprobs
 from lit_klrb.studies.estimation import PROMPTS_PER_PASS
 from replication.studies.base import Study
 

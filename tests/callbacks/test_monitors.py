@@ -10,7 +10,7 @@ from runs import equal, weights_of
 from lit_klrb import schema
 from lit_klrb.callbacks.monitors import by_position, together
 from lit_klrb.functional import TokenStats
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.regularised import Evaluation
 from lit_klrb.run.directory import LOCK
 

@@ -17,10 +17,10 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lit_klrb.callbacks import CompletionTable, PredictionWriter
-from lit_klrb.cli.given import check_text
+from lit_klrb.cli.command_line import check_text
 from lit_klrb.errors import ConfigurationError, error_line, printable
 from lit_klrb.files import csv_text
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.run.loggers import run_loggers
 from lit_klrb.terminal import text_table
 

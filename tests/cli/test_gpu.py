@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_klrb import terminal
 from lit_klrb.cli import lightning as cli
+from lit_klrb.engine import decoding
+from lit_klrb.engine.decoding import captures_graphs
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.functional.credit import running_sum
-from lit_klrb.models import growing
-from lit_klrb.models.generation import Sampling, generate_completions
-from lit_klrb.models.growing import records
 from lit_klrb.run.options import prefer_determinism
 
 on_a_gpu = pytest.mark.skipif("LIT_KLRB_TEST_ACCELERATOR" not in os.environ, reason="make gpu runs it")
@@ -39,7 +39,7 @@ def test_running_sums_repeat_bit_for_bit(rows):
 
 @pytest.fixture
 def policy():
-    """A model whose passes can be recorded, and how often Python has called it."""
+    """A model whose CUDA graphs can be captured, and how often Python has called it."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = AutoConfig.for_model("llama", vocab_size=50, max_position_embeddings=64, **sizes)
@@ -59,28 +59,28 @@ def sampled(policy, ends=()):
 @on_a_gpu
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("ends", [(), (7, 8, 9)])
-def test_recorded_passes_draw_the_same_tokens(policy, monkeypatch, ends, deterministic):
+def test_cuda_graphs_draw_the_same_tokens(policy, monkeypatch, ends, deterministic):
     model, calls = policy
-    records(model)
+    captures_graphs(model)
     calls.clear()
     torch.use_deterministic_algorithms(deterministic)
     try:
         twice = [sampled(model, ends), sampled(model, ends)]
     finally:
         torch.use_deterministic_algorithms(False)
-    # The prompts, then two passes for each recording, which a batch of half the size needs again
+    # The prompts, then two passes for each capture, which a batch of half the size needs again
     assert len(calls) == 2 * 3 if not ends else len(calls) < 2 * 12
-    monkeypatch.setattr(growing, "LEAST_RECORDED", 1000)
+    monkeypatch.setattr(decoding, "LEAST_CAPTURED", 1000)
     assert all(torch.equal(tokens, sampled(model, ends)) for tokens in twice)
     assert len(calls) > 2 * 12
 
 
 @on_a_gpu
-def test_a_pass_that_cannot_be_recorded_is_made_as_it_is(policy, monkeypatch, capsys):
+def test_a_failed_capture_leaves_decoding_without_graphs(policy, monkeypatch, capsys):
     model, _ = policy
     monkeypatch.setattr(terminal, "_SAID", set())
     with monkeypatch.context() as context:
-        context.setattr(growing, "LEAST_RECORDED", 1000)
+        context.setattr(decoding, "LEAST_CAPTURED", 1000)
         expected = sampled(model)
 
     def wait(module, inputs, output):
@@ -89,7 +89,7 @@ def test_a_pass_that_cannot_be_recorded_is_made_as_it_is(policy, monkeypatch, ca
     model.model.register_forward_hook(wait)
     assert torch.equal(sampled(model), expected)
     assert torch.rand(1, device="cuda") < 1
-    assert "longer than recorded passes would" in capsys.readouterr().err
+    assert "without CUDA graphs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ def test_the_short_help_fits_a_screen(capsys, command):
 
 
 def test_the_keys_of_the_short_help_exist():
-    from lit_klrb.cli.door import Door
+    from lit_klrb.cli.error_translation import CLASSES
     from lit_klrb.cli.lightning import LitCLI
-    from lit_klrb.cli.mistakes import CLASSES
     from lit_klrb.cli.setting_types import parameters, subclasses
+    from lit_klrb.cli.settings_checker import SettingsChecker
 
     with pytest.MonkeyPatch.context() as patched:
         known = set()
@@ -32,7 +32,7 @@ def test_the_keys_of_the_short_help_exist():
             known.update(self.types)
             raise SystemExit
 
-        patched.setattr(Door, "check", stop)
+        patched.setattr(SettingsChecker, "check", stop)
         with pytest.raises(SystemExit):
             LitCLI(["fit"])
     for place in ("model", "data"):

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from runs import with_callback
 
-from lit_klrb.cli.mistakes import once_of_a_kind
+from lit_klrb.cli.error_translation import warn_once_per_line
 
 STEPS = 40
 
@@ -52,10 +52,10 @@ def test_one_warning_of_a_kind(watched):
 
 
 def test_kinds_are_told_apart_by_their_line(recwarn):
-    with once_of_a_kind():
+    with warn_once_per_line():
         for number in range(3):
             warnings.warn(f"first {number}", stacklevel=1)
             warnings.warn(f"second {number}", stacklevel=1)
-    with once_of_a_kind():
+    with warn_once_per_line():
         warnings.warn("the next run", stacklevel=1)
     assert [str(w.message) for w in recwarn] == ["first 0", "second 0", "the next run"]

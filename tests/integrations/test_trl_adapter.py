@@ -20,7 +20,7 @@ from lit_klrb.functional import leave_one_out_baseline
 from lit_klrb.integrations import trl as adapter
 from lit_klrb.integrations.trl_batches import rollout_of
 from lit_klrb.models.loading import freeze, fresh_model
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.scoring import Scorer
 
 CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32}
 BETA, GROUP = 0.3, 4

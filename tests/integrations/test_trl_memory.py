@@ -17,8 +17,8 @@ from lit_klrb.functional import leave_one_out_baseline
 from lit_klrb.integrations import trl as adapter
 from lit_klrb.integrations.trl_batches import WEIGHT, rewards_of, rollout_of, total_rewards
 from lit_klrb.integrations.trl_checkpoints import NAME
-from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules import RLOOModule
+from lit_klrb.rollouts.scoring import Scorer
 from replication.to_come import RaoBlackwellTokenValues
 
 ANNEALED = estimators.RaoBlackwell(discount=0.2)

@@ -13,7 +13,7 @@ from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, RaoBlackwellLoss
 from lit_klrb.integrations import trl as adapter
 from lit_klrb.integrations.trl_batches import rollout_of
-from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.scoring import Scorer
 
 DEFAULTS = object()
 OF_ONE_LENGTH = ["I saw", "Do not", "What a", "It was"]

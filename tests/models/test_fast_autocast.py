@@ -7,10 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.loading import freeze
 from lit_klrb.models.precision import attention_in_float32
+from lit_klrb.models.rollout import Rollout
 
 ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

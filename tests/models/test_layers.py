@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.backbones import with_layers
-from lit_klrb.models.generation import Sampling, generate_completions
-from lit_klrb.models.scoring import completion_logits
+from lit_klrb.rollouts.scoring import completion_logits
 
 IDS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 LLAMA = {

@@ -8,8 +8,8 @@ from torch import distributed
 
 from benchmarks.kills.children import Child
 from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.generation import Sampling, generate_completions
 from lit_klrb.models.loading import fresh_model
 from lit_klrb.models.sharding import shard
 

@@ -16,9 +16,9 @@ from lit_klrb.comparison import compare
 from lit_klrb.comparison.measure import token_table
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
-from lit_klrb.models.generation import Sampling
 from lit_klrb.models.roles import model_from_config
 from lit_klrb.modules import RLOOModule
 from lit_klrb.rollouts.pair import Loaded, Pair

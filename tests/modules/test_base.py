@@ -5,7 +5,7 @@ import torch
 from lightning import Trainer
 
 from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.cli import mistakes
+from lit_klrb.cli import error_translation
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
@@ -16,7 +16,7 @@ SIZES = {"batch_size": 4, "train_size": 16, "eval_size": 4}
 
 @pytest.fixture(autouse=True)
 def quiet():
-    mistakes.quiet()
+    error_translation.quiet()
 
 
 def make_trainer(tmp_path, *callbacks, **settings):

@@ -4,7 +4,7 @@ from single_steps import attached
 from lit_klrb.estimators import TiltedRaoBlackwell
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules import dpo
 from lit_klrb.modules.dpo import best_and_worst
 

@@ -6,7 +6,7 @@ from single_steps import attached
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rollout import Rollout
 
 
 def by_definition(module, rollout, rewards, every):

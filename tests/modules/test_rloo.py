@@ -8,10 +8,10 @@ from lit_klrb import estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import token_stats
-from lit_klrb.models import scoring
 from lit_klrb.models.heads import SplitModel
-from lit_klrb.models.scoring import completion_logits
 from lit_klrb.modules import RLOOModule
+from lit_klrb.rollouts import scoring
+from lit_klrb.rollouts.scoring import completion_logits
 
 RIGHT = [
     ("MonteCarlo", "none"),

@@ -26,11 +26,11 @@ from test_teacher_gradient import (
 
 from lit_klrb.cli.check import check
 from lit_klrb.cli.main import main
+from lit_klrb.engine import served
+from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError, NoAnswerError
 from lit_klrb.estimators import MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
-from lit_klrb.models import served
 from lit_klrb.models.loading import load_model, load_tokenizer
-from lit_klrb.models.served import ServedTeacher
 from lit_klrb.modules import DistillModule
 
 ONE_STEP = ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lit_klrb.data.batches import pad
 from lit_klrb.estimators import LossWeights, MonteCarlo, RaoBlackwell, RaoBlackwellLoss, RaoBlackwellTopK
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules import DistillModule
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.rollouts.step import policy_loss

@@ -12,7 +12,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats, token_stats
-from lit_klrb.models.scoring import completion_logits
+from lit_klrb.rollouts.scoring import completion_logits
 from replication.to_come import RaoBlackwellTokenValues
 
 STEPS = 3

@@ -10,10 +10,11 @@ from runs import weights_of
 from single_steps import attached
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lit_klrb.engine.generation import Sampling
+from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.generation import Rollout, Sampling
-from lit_klrb.models.vllm import VLLMBackend
+from lit_klrb.models.rollout import Rollout
 
 
 class SamplingParams:

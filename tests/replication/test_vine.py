@@ -4,9 +4,9 @@ import pytest
 import torch
 from single_steps import attached
 
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwellControlVariate
-from lit_klrb.models.generation import Sampling
 from lit_klrb.models.heads import model_inputs
 from lit_klrb.reward_functions import IDS
 from replication.vine import VineModule

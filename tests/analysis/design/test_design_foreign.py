@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from analysis.design.foreign import add_rows, matching_files
-from analysis.design.logs import read_rows
+from analysis.imports.foreign import add_rows, matching_files
+from analysis.imports.logs import read_rows
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = {"arm": "method", "beta": "beta", "replicate": "seed", "reward": "reward", "kl": "kl"}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from synthetic import edit_plan, fail, grid_results, publish, settle, write_sweep
 
-from analysis.design.imported import import_runs
+from analysis.imports.imported import import_runs
 from analysis.report.assessment import load_assessment
 from analysis.report.sections.summary import summary
 from analysis.stats import Outcome

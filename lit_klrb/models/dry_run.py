@@ -1,8 +1,8 @@
-"""Rehearsals of a run: its models are built without weights, by the code that builds them in the run.
+"""Dry runs: models are built without weights, by the code that builds them in a run.
 
-Within `rehearsing`, folders and hub ids become models on torch's meta device, from their configurations, and
-checkpoints that a run of the same plan will write are what the rehearsal of that run has built. What needs
-weights, such as the logits of a trial, is not asked.
+Within `dry_running`, folders and hub ids become models on torch's meta device, from their configurations. A
+checkpoint that an earlier run of the same plan will write is the model that its dry run has built.
+What needs weights, such as the logits of a capability check, is skipped.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class UnknownModelError(Exception):
     """A model is not at hand yet, so that nothing that depends on it can be asked."""
 
 
-class Made(NamedTuple):
+class PlannedModel(NamedTuple):
     """What the checkpoint of a run will hold: a model, the name of its role, and its tokenizer."""
 
     role: str
@@ -34,21 +34,21 @@ class Made(NamedTuple):
 
 
 @dataclass
-class Rehearsal:
+class DryRun:
     """A run that is set up without weights.
 
     Args:
-        made: In a plan, what runs that were rehearsed before will write, by the path of their checkpoint;
+        planned_models: In a plan, the models that earlier runs will write, by the path of their checkpoint;
             None for a run that would start now, for which models of the hub are read.
 
     Attributes:
         models: The models that the run loads, by argument.
     """
 
-    made: dict[Path, Made] | None = None
+    planned_models: dict[Path, PlannedModel] | None = None
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def planned(self, path: str, is_local: bool) -> Made | None:
+    def planned(self, path: str, is_local: bool) -> PlannedModel | None:
         """What a checkpoint will hold that is yet empty; None if the path names what is there.
 
         A path that is not local names a model of the hub.
@@ -57,28 +57,28 @@ class Rehearsal:
             UnknownModelError: If neither is known.
         """
         file = Path(path).absolute()
-        if self.made is None or (is_local and not (file.is_file() and file.stat().st_size == 0)):
+        if self.planned_models is None or (is_local and not (file.is_file() and file.stat().st_size == 0)):
             return None
-        if file not in self.made:
+        if file not in self.planned_models:
             raise UnknownModelError(path)
-        return self.made[file]._replace(model=deepcopy(self.made[file].model))
+        return self.planned_models[file]._replace(model=deepcopy(self.planned_models[file].model))
 
 
-_current: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
+_current: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
 
 
 @contextmanager
-def rehearsing(rehearsal: Rehearsal) -> Iterator[None]:
+def dry_running(dry_run: DryRun) -> Iterator[None]:
     """Build models without weights inside the block."""
-    token = _current.set(rehearsal)
+    token = _current.set(dry_run)
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def current_rehearsal() -> Rehearsal | None:
-    """The rehearsal in progress; None in a run."""
+def current_dry_run() -> DryRun | None:
+    """The dry run in progress; None in a run."""
     return _current.get()
 
 

@@ -8,9 +8,9 @@ from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import TopK, kl_topk, token_stats
 from lit_klrb.functional.tiled import logprobs
 from lit_klrb.models import heads
-from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import split_model
-from lit_klrb.models.scoring import Scorer, completion_logits, completion_logprobs
+from lit_klrb.models.rollout import Rollout
+from lit_klrb.rollouts.scoring import Scorer, completion_logits, completion_logprobs
 
 SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 LLAMA = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import (
     TokenStats,
@@ -20,9 +21,8 @@ from lit_klrb.functional import (
 )
 from lit_klrb.functional.logprobs import full_precision
 from lit_klrb.models.adapters import adapter_off
-from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, model_inputs, split_model
-from lit_klrb.models.served import ServedTeacher
+from lit_klrb.models.rollout import Rollout
 
 
 def completion_logits(model: PreTrainedModel, rollout: Rollout, rows: int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from analysis.design.logs import Row, read_rows
+from analysis.imports.logs import Row, read_rows
 from analysis.results.records import LARGEST_VALUE
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError

@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.families import tiny
 from lit_klrb import terminal
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.capabilities import CACHE_NAMES, agree, cache_name, continues, reads_padding
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.roles import POLICY, check_predicts
-from lit_klrb.models.trials import CACHE_NAMES, agree, cache_name, continues, reads_padding
 
 READ = {"input_ids", "attention_mask", "position_ids"}
 SMALL = {

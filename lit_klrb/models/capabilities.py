@@ -80,7 +80,7 @@ def agree(logits: Tensor, expected: Tensor) -> bool:
 @torch.no_grad()
 def reads_padding(model: PreTrainedModel) -> bool:
     """Whether padding on the left changes a model's logits."""
-    tokens, mask = trial_tokens(model)
+    tokens, mask = probe_tokens(model)
     alone = tokens[1:, PADDING:]
     padded = _logits(model, tokens, mask)[1:, PADDING:]
     return not agree(padded, _logits(model, alone, torch.ones_like(alone)))
@@ -101,7 +101,7 @@ def cache_name(model: PreTrainedModel) -> str | None:
         for name in sorted(CACHE_NAMES, key=lambda name: name not in known):
             # Caches of their own raise all kinds of exceptions
             with torch.autocast(model.device.type, enabled=False), suppress(Exception):
-                if _continues_in_trial(model, name):
+                if _continues_on_probe(model, name):
                     setattr(model, CONTINUES, name)
                     break
         else:
@@ -119,8 +119,8 @@ def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, 
     return {"use_cache": False} if name is None else {name: cache, "use_cache": True}
 
 
-def _continues_in_trial(model: PreTrainedModel, name: str) -> bool:
-    tokens, mask = trial_tokens(model)
+def _continues_on_probe(model: PreTrainedModel, name: str) -> bool:
+    tokens, mask = probe_tokens(model)
     rows = torch.tensor(ROWS, device=model.device)
     prompt = tokens.shape[1] - STEPS
     expected = _logits(model, tokens, mask)[rows, prompt:]
@@ -137,7 +137,7 @@ def _continues_in_trial(model: PreTrainedModel, name: str) -> bool:
     return agree(torch.stack(steps, 1), expected)
 
 
-def trial_tokens(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def probe_tokens(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Two sequences on which a model is tried and their masks, shape [2, N]; the second is padded."""
     words: Any = model.get_input_embeddings()
     # Some architectures reserve two positions

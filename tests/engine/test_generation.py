@@ -3,9 +3,10 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
+from lit_klrb.engine.generation import Sampling, generate_completions, inverse_transform
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.generation import Sampling, completion_mask, generate_completions, inverse_transform
-from lit_klrb.models.scoring import completion_logits
+from lit_klrb.models.rollout import completion_mask
+from lit_klrb.rollouts.scoring import completion_logits
 
 EOS = 0
 

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
-from analysis.design.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.design.plan_file import read_checked
+from analysis.imports.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.results import Cell, Plan, Point, Primary, Stage, layout
 from analysis.results.locked import IMPORTED, Stated, lock_document
 from analysis.results.plan import CLOSED

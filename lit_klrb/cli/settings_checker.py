@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_klrb.cli.given import settings_of
+from lit_klrb.cli.command_line import settings_of
 from lit_klrb.cli.setting_types import alternatives, class_of, classes_in, fits, parameters, wrong_type
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError
@@ -79,7 +79,7 @@ MISSING = "what to run is missing: name a configuration, for example --config co
 PARTS = ("class_path", "init_args", "dict_kwargs", "help")
 
 
-class Door:
+class SettingsChecker:
     """Checks what a command line sets: unknown keys, values of other types, unknown classes.
 
     `classes` has those of keys that have one by default.

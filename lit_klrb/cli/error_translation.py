@@ -218,7 +218,7 @@ def quiet() -> None:
 
 
 @contextmanager
-def once_of_a_kind() -> Iterator[None]:
+def warn_once_per_line() -> Iterator[None]:
     """Show only the first warning from each line of code while the block runs.
 
     Python repeats warnings whose text differs, even if only in a number: thousands in a long run.

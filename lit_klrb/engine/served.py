@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError, NoAnswerError, brief, refusing
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rollout import Rollout
 
 log = logging.getLogger(__name__)
 # The number of log-probabilities that vLLM sends without --max-logprobs.

@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_klrb.distributed import whole
+from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.models.adapters import merged_weights, separates
-from lit_klrb.models.generation import Rollout, Sampling, completion_mask
+from lit_klrb.models.rollout import Rollout, completion_mask
 from lit_klrb.seeding import derive_seed, forked_rng
 
 # vLLM's seeds are signed 32-bit integers.

@@ -6,11 +6,14 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from lit_klrb.models import packing
+from lit_klrb.engine import packed_weights as packing
+from lit_klrb.engine.generation import Sampling, generate_completions
+from lit_klrb.engine.packed_weights import packed_weights
+from lit_klrb.models import linear_layers
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.heads import split_model
-from lit_klrb.models.packing import packed_weights, quick_layers
+from lit_klrb.models.linear_layers import quick_layers
+from lit_klrb.models.rollout import Rollout
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
@@ -117,12 +120,12 @@ def test_without_onednn_sampling_goes_on_and_says_so(llama, monkeypatch, capsys)
     monkeypatch.setattr(packing.torch.ops, "mkldnn", None)
     with packed_weights(llama, 2, 8):
         assert packed_layers(llama) == 0
-    assert "sampling takes longer, as weights are not ordered for it: " in capsys.readouterr().err
+    assert "weights are not packed for sampling, which takes longer: " in capsys.readouterr().err
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(packing, "onednn_is_quicker", lambda: True)
+    monkeypatch.setattr(linear_layers, "onednn_is_quicker", lambda: True)
 
 
 @pytest.mark.parametrize(("family", "layers"), [("llama", 7), ("gpt2", 4)])
@@ -139,7 +142,7 @@ def test_passes_with_gradients_are_the_same_by_quick_products(family, layers, re
         return found
 
     ours = gradients()
-    monkeypatch.setattr(packing, "onednn_is_quicker", lambda: False)
+    monkeypatch.setattr(linear_layers, "onednn_is_quicker", lambda: False)
     assert packed_layers(model) == 0
     expected = gradients()
     assert ours.keys() == expected.keys()
@@ -153,6 +156,6 @@ def test_layers_that_are_small_double_or_under_autocast_are_not_quick(llama, qui
         assert packed_layers(llama) == 0
     with quick_layers(llama.double()):
         assert packed_layers(llama) == 0
-    monkeypatch.setattr(packing, "LEAST_WEIGHTS", 1 << 17)
+    monkeypatch.setattr(linear_layers, "LEAST_WEIGHTS", 1 << 17)
     with quick_layers(llama.float()):
         assert packed_layers(llama) == 0

@@ -1,0 +1,1 @@
+"""How completions are sampled: decoding, key-value caches, packed weights, vLLM, served teachers."""
