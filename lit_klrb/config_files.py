@@ -10,19 +10,14 @@ from lit_klrb.errors import ConfigurationError, concerning, refusing
 
 # Explicit types of values, such as !!str.
 PLAIN_TAGS = {"!", "str", "int", "float", "bool", "null", "seq", "map", "timestamp"}
-MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
 
 
 def check_config_file(path: Path) -> None:
-    """Check that a file has the size, structure and encoding of a configuration.
-
-    Deep nesting could overflow the stack of libraries written in C, and nested aliases could exhaust
-    the memory.
-    """
+    """Check that a file has the structure and the encoding of a configuration, and no key twice."""
     text = _text(path)
     with concerning(path):
         try:
-            _check_nodes(text)
+            _check_keys(text)
         except yaml.YAMLError as error:
             raise ConfigurationError(f"is not YAML: {_yaml_reason(error)}") from None
 
@@ -37,25 +32,19 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"{path} is not a file; the path of a configuration is expected")
     with refusing(f"{path} cannot be read", OSError), path.open("rb") as file:
         try:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read()
         except OSError as error:
             error.filename = str(path)  # which reading does not name
             raise
-    if len(content) > MAX_BYTES:
-        raise ConfigurationError(
-            f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}"
-        )
     with refusing(f"{path} is not encoded in UTF-8", UnicodeDecodeError):
         return content.decode("utf-8")
 
 
 @dataclass
-class _Open:
-    """A node whose end was not read yet: its number of values, its keys if it has any, what comes next."""
+class _Mapping:
+    """A mapping or a sequence that is being read: the keys so far, None for a sequence."""
 
-    anchor: str | None = None
-    size: int = 1
-    keys: set[str] | None = None
+    keys: set[str] | None
     is_key_next: bool = True
 
     def check_key(self, event: yaml.Event) -> None:
@@ -69,30 +58,15 @@ class _Open:
         self.is_key_next = not self.is_key_next
 
 
-def _check_nodes(text: str) -> None:
-    """Check the depth, the number of values, and that no mapping has a key twice."""
-    sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
-    parents = [_Open()]
+def _check_keys(text: str) -> None:
+    """Check that no mapping has a key twice: PyYAML would take the last one."""
+    parents = [_Mapping(None)]
     for event in _events(text):
-        parent, anchor, size = parents[-1], getattr(event, "anchor", None), 1
-        parent.check_key(event)
+        parents[-1].check_key(event)
         if isinstance(event, yaml.CollectionStartEvent):
-            parents.append(_Open(anchor, keys=set() if isinstance(event, yaml.MappingStartEvent) else None))
-            if len(parents) > MAX_DEPTH:
-                raise ConfigurationError(f"is nested more than {MAX_DEPTH} levels deep")
-            continue
-        if isinstance(event, yaml.CollectionEndEvent):
+            parents.append(_Mapping(set() if isinstance(event, yaml.MappingStartEvent) else None))
+        elif isinstance(event, yaml.CollectionEndEvent):
             parents.pop()
-            anchor, size = parent.anchor, parent.size
-        elif isinstance(event, yaml.AliasEvent):
-            anchor, size = None, sizes.get(event.anchor or "", 1)
-        elif not isinstance(event, yaml.ScalarEvent):
-            continue
-        if anchor is not None:
-            sizes[anchor] = size
-        parents[-1].size += size
-        if parents[-1].size > MAX_NODES:
-            raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
 
 
 def _events(text: str) -> Iterator[yaml.Event]:

@@ -1,7 +1,6 @@
 """LoRA adapters by `peft`, injected into the model in place, which keeps its class, backbone and head."""
 
 import json
-import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -68,15 +67,10 @@ def stored_adapter(
 ) -> PreTrainedModel:
     """Add the adapter of a checkpoint, whose weights are loaded next.
 
-    Which layers have one follows from the names of the weights. The patterns of a stranger's settings are not
-    used, as a regular expression can take any time; nor is the initialisation, which may decompose a layer.
+    Which layers have one follows from the names of the weights. The settings' initialisation is not used, as
+    the stored weights replace it.
     """
     layers = sorted({name.partition(".lora_")[0] for name in weights if ".lora_" in name})
-    for key in ("rank_pattern", "alpha_pattern"):
-        patterns = settings.get(key)
-        names = patterns if isinstance(patterns, dict) else [""]
-        if patterns and not all(re.fullmatch(r"[\w.]+", str(name)) for name in names):
-            raise ConfigurationError(f"{key} may have names of layers only, got {patterns}", key="lora")
     used = {key: value for key, value in settings.items() if key not in PREPARING}
     add_adapter(model, {**used, "target_modules": layers}, seed=0)
     (config,) = model.peft_config.values()

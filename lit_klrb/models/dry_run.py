@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.folders import limited, size_of_folder
+from lit_klrb.models.folders import has_weight_files
 from lit_klrb.models.roles import Role
 
 
@@ -87,9 +87,9 @@ def without_weights(path: str, role: Role, settings: dict[str, Any]) -> PreTrain
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, **settings)
     if config.model_type not in role.architectures:
         raise ConfigurationError(f"{config.model_type} is not the architecture of a {role.name}")
-    if Path(path).is_dir() and not size_of_folder(Path(path)).bytes:
+    if Path(path).is_dir() and not has_weight_files(Path(path)):
         raise ConfigurationError("it has no weights")
-    with limited(path), torch.device("meta"):
+    with torch.device("meta"):
         model: PreTrainedModel = role.auto_class.from_config(config, trust_remote_code=False)
     with suppress(OSError):  # it has none
         model.generation_config = GenerationConfig.from_pretrained(path)

@@ -1,8 +1,7 @@
 """Models from GGUF files, the format of llama.cpp, converted once to an ordinary folder.
 
-The file may come from an untrusted source: its header is checked before any library reads it
-(`gguf_header.py`), its settings must make a model with exactly the values that it has, and nothing but the
-folder is written.
+The settings of the file must make a model with exactly the values that it has: what transformers would leave
+out is refused. Nothing beside the file is read, and nothing but the folder is written.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +23,6 @@ from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedModel,
 from lit_klrb.errors import ConfigurationError, printable, refusing
 from lit_klrb.files import local_path, new_folder, sha256
 from lit_klrb.models.folders import check_weights, write_checksums
-from lit_klrb.models.gguf_header import GGUFHeader, read_header
 from lit_klrb.models.roles import POLICY, model_from_config, without_code
 from lit_klrb.models.tokenizers import tokenizer_files, tokenizer_from_folder
 from lit_klrb.run.cache import cached_folder, default_folder
@@ -42,11 +40,13 @@ TYPES: dict[str, type] = {
 EOS = "tokenizer.ggml.eos_token_id"
 # Tokens that end a turn; generation stops at these, too.
 TURN_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-# Maximum of every number in the architecture's settings, and of those that count parts of it.
-MAX_SETTING, MAX_PARTS = 2**31, 2**12
-POSITIVE = ("block_count", "context_length", "embedding_length", "attention.head_count")
-# Maximum number of values in buffers that are not weights, such as causal masks.
-MAX_BUFFERS = 2**28
+
+
+class GGUFHeader(NamedTuple):
+    """Settings of a file by name, and its tensors, entries of `gguf.GGUFReader`."""
+
+    settings: dict[str, Any]
+    tensors: list[Any]
 
 
 def gguf_file(path: str | Path) -> Path | None:
@@ -117,11 +117,10 @@ def _checked_header(file: Path) -> GGUFHeader:
     """The header, with settings that do not mislead the libraries."""
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise ConfigurationError("GGUF files need the extra gguf: pip install 'lit-klrb[gguf]'")
-    from gguf.constants import GGML_QUANT_SIZES
     from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    header = read_header(file, {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()})
+    header = _read_header(file)
     settings = header.settings
     for name, kind in TYPES.items():
         if name in settings and type(settings[name]) is not kind:
@@ -139,26 +138,19 @@ def _checked_header(file: Path) -> GGUFHeader:
     for name, value in settings.items():
         if name.endswith("_token_id") and not (type(value) is int and 0 <= value < len(tokens)):
             raise ConfigurationError(f"{value!r} is not the id of one of its {len(tokens)} tokens", key=name)
-        if name.startswith(f"{architecture}."):
-            _check_setting(name, value)
+        scaling = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear")
+        if name.endswith(scaling) and value not in ("none", 0, 1):
+            problem = "transformers does not read this from GGUF files and would make another model of it"
+            raise ConfigurationError(f"{value!r}: {problem}", key=name)
     return header
 
 
-def _check_setting(name: str, value: Any) -> None:
-    """Check that a setting of the architecture asks for no absurd amount of anything."""
-    counts_parts = name.endswith("_count") and not name.endswith("dimension_count")
-    limit = MAX_PARTS if counts_parts else MAX_SETTING
-    for number in value if isinstance(value, list) else [value]:
-        if isinstance(number, (int, float)) and not abs(number) < limit:
-            raise ConfigurationError(f"must be below {limit}, got {number}", key=name)
-    if value == 0 and name.partition(".")[2] in POSITIVE:
-        raise ConfigurationError("must be at least 1, got 0", key=name)
-    rope = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear")
-    if name.endswith(rope) and value not in ("none", 0, 1):
-        raise ConfigurationError(
-            f"{value!r}: transformers does not read this from GGUF files and would make another model of it",
-            key=name,
-        )
+def _read_header(file: Path) -> GGUFHeader:
+    from gguf import GGUFReader
+
+    with refusing("not a GGUF file that can be read"):  # damaged ones raise all kinds of exceptions
+        reader = GGUFReader(file)
+        return GGUFHeader({name: field.contents() for name, field in reader.fields.items()}, reader.tensors)
 
 
 @contextlib.contextmanager
@@ -177,14 +169,12 @@ def _model(folder: str, file: str, header: GGUFHeader) -> PreTrainedModel:
         model = model_from_config(without_code(json.loads(config.to_json_string(use_diff=False))))
     stored = model.state_dict(keep_vars=True)
     needed = sum(weight.numel() for weight in {id(weight): weight for weight in stored.values()}.values())
-    given = sum(tensor.elements for tensor in header.tensors)
+    given = sum(int(tensor.n_elements) for tensor in header.tensors)
     if needed != given:
         raise ConfigurationError(
             f"its tensors have {given} values, and the model of its settings has {needed}: "
             "transformers cannot read it completely"
         )
-    if sum(buffer.numel() for buffer in model.buffers()) > MAX_BUFFERS:
-        raise ConfigurationError(f"the model of its settings has buffers of more than {MAX_BUFFERS} values")
     plain = GgufConfig(dequantize=True)  # otherwise it might fetch a kernel
     settings = {"dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True}
     load = POLICY.auto_class.from_pretrained
@@ -227,14 +217,12 @@ def _unused(header: GGUFHeader) -> list[str]:
 
 def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, Any]:
     """What the card says."""
-    from gguf.constants import GGMLQuantizationType
-
     labels = {"name": "name", "author": "author", "organisation": "organization", "licence": "license"}
     labels["address"] = "source.url"
     said = {label: header.settings.get(f"general.{key}") for label, key in labels.items()}
     values: Counter[str] = Counter()
     for tensor in header.tensors:
-        values[GGMLQuantizationType(tensor.kind).name] += tensor.elements
+        values[tensor.tensor_type.name] += int(tensor.n_elements)
     kinds = ", ".join(f"{name} ({count / values.total():.1%})" for name, count in values.most_common())
     return {
         "file": file.name,

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError, concerning, refusing
-from lit_klrb.files import local_path
+from lit_klrb.files import local_path, read_object
 from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
@@ -30,7 +30,7 @@ from lit_klrb.models.checkpoints import (
     token_values_from_checkpoint,
 )
 from lit_klrb.models.dry_run import PlannedModel, current_dry_run, without_weights
-from lit_klrb.models.folders import check_entries, check_weights, limited
+from lit_klrb.models.folders import check_entries, check_no_kernels, check_weights
 from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
@@ -155,13 +155,13 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
         remedy = f"{command}, and copy the tokenizer's files of its model to MERGED"
         raise ConfigurationError(f"this is an adapter; merge it into its model first: {remedy}")
     check_weights(Path(path))
+    check_no_kernels(read_object(Path(path) / CONFIG_NAME))
     if current_dry_run() is not None:
         nothing = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
         return without_weights(path, role, settings), nothing
-    with limited(path):
-        model, found = role.auto_class.from_pretrained(
-            path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
-        )
+    model, found = role.auto_class.from_pretrained(
+        path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+    )
     fuse_activations(model)
     return model, found
 

@@ -23,10 +23,6 @@ FILES = frozenset(
 )
 # Those that are read before transformers reads them.
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
-# A larger id of a token is none: those of the largest vocabularies have six digits.
-MAX_ID = 2**24
-# Maximum number of characters in a file; the largest vocabularies in use have about 35 million.
-MAX_CHARACTERS = 2**27
 
 
 def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
@@ -35,8 +31,6 @@ def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
         _check_names_no_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         tokenizer("")  # compares settings that are not looked at before
-        if (largest := max(tokenizer.get_vocab().values(), default=0)) > MAX_ID:
-            raise ConfigurationError(f"its tokenizer has the id {largest}; at most {MAX_ID} are read")
     # Do not save the name of that code and the way it was loaded this time along with the tokenizer
     for name in ("auto_map", "is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
@@ -68,11 +62,8 @@ def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
         )
     for name, text in files.items():
         _check_name(name)
-        must = f"{name} of the tokenizer must"
         if not isinstance(text, str):
-            raise ConfigurationError(f"{must} be text, got {type(text).__name__}")
-        if len(text) > MAX_CHARACTERS:
-            raise ConfigurationError(f"{must} have at most {MAX_CHARACTERS} characters, got {len(text)}")
+            raise ConfigurationError(f"{name} of the tokenizer must be text, got {type(text).__name__}")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, "utf-8", errors="surrogatepass")
@@ -151,7 +142,7 @@ def _check_names_no_files(path: str) -> None:
 def _json_of(path: str, name: str) -> dict[str, Any]:
     """A JSON file of a folder or of a hub id; empty if there is none."""
     place = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    content = {} if place is None else json.loads(read_regular(Path(place), MAX_CHARACTERS))
+    content = {} if place is None else json.loads(read_regular(Path(place)))
     if not isinstance(content, dict):
         raise ConfigurationError(f"its {name} is not a mapping")
     return content

@@ -31,7 +31,7 @@ from lit_klrb.modules.schedules import share
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
-from lit_klrb.run.resumable import check_states
+from lit_klrb.run.resumable import check_resumable
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,6 @@ class TrainedModule(L.LightningModule, ABC):
         # after `configure_model`.
         self.ckpt_path: str | None = None
         # Its content, until it is compared with the optimizer
-        self._restored: dict[str, Any] | None = None
         self._policy_step = 0
         self._is_built = False
         # Names of what the evaluation before the first step has found
@@ -227,7 +226,8 @@ class TrainedModule(L.LightningModule, ABC):
         if trainer is not None:
             of_first(partial(check_file, "ckpt_path", trainer.ckpt_path))
             self._policy_step = int(checkpoint.get("global_step", 0))
-            self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
+            if trainer.state.fn == TrainerFn.FITTING:
+                check_resumable(str(trainer.ckpt_path), checkpoint)
         if not hasattr(self, self.role.name):
             self._take(checkpoint)
 
@@ -253,10 +253,6 @@ class TrainedModule(L.LightningModule, ABC):
         optimizer._step_supports_amp_scaling = False
         trainer, rate = self.trainer, partial(share, schedule=self.schedule, warmup_steps=self.warmup_steps)
         scheduler = LambdaLR(optimizer, partial(rate, max_steps=trainer.max_steps))
-        if self._restored is not None and sharding_mesh(trainer) is None:  # shards are of other shapes
-            path, loop = str(trainer.ckpt_path), trainer.fit_loop.state_dict()
-            check_states(path, self._restored, optimizer, scheduler, loop, trainer.max_steps)
-        self._restored = None
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:

@@ -41,7 +41,6 @@ class CheckpointFiles(TorchCheckpointIO):
         with concerning(path, key="ckpt_path"):
             check_intact(Path(path))
             content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
-            check_tensors(content)
         return content
 
 
@@ -74,29 +73,9 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
             raise ConfigurationError(
                 "damaged, or made of Python objects: loading those could run code"
             ) from error
-    check_tensors(content)
     if not isinstance(content, dict):
         raise ConfigurationError(f"not a checkpoint: it contains a {type(content).__name__}")
     return content
-
-
-def check_tensors(content: Any) -> None:
-    """Check that all tensors in nested dictionaries and lists are dense and stored in full."""
-    left, seen = [content], set()
-    while left:
-        part = left.pop()
-        if isinstance(part, dict | list | tuple) and id(part) not in seen:
-            seen.add(id(part))
-            left += part.values() if isinstance(part, dict) else part
-        if isinstance(part, Tensor) and not is_stored_whole(part):
-            raise ConfigurationError("it holds a tensor that is not dense or not stored in full")
-
-
-def is_stored_whole(value: Any) -> bool:
-    """Whether a tensor's elements are all in the file: a view can repeat a few elements to any size."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
-        return False
-    return not value.is_quantized and value.nbytes <= value.untyped_storage().nbytes()
 
 
 def previous_of(checkpoint: Path) -> Path:

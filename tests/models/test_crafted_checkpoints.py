@@ -14,7 +14,7 @@ from runs import equal
 from lit_klrb.cli.export import export_checkpoint
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models import checkpoints, loading, tokenizers
+from lit_klrb.models import checkpoints, loading
 from lit_klrb.modules import SFTModule
 
 TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
@@ -78,14 +78,12 @@ def test_a_tokenizer_writes_files_of_known_names_only(content, tmp_path, monkeyp
         (None, "the tokenizer must be a dictionary from file names to text, got NoneType"),
         (["tokenizer.json"], "the tokenizer must be a dictionary from file names to text, got list"),
         ({"vocab.txt": 3}, "vocab.txt of the tokenizer must be text, got int"),
-        ({"vocab.txt": "x" * 1001}, "vocab.txt of the tokenizer must have at most 1000 characters, got 1001"),
         ({"tokenizer.json": "{"}, "its tokenizer cannot be loaded: "),
         ({"tokenizer.json": "[" * 900}, "its tokenizer cannot be loaded: "),
         ({"tokenizer_config.json": '{"tokenizer_class": "\ud800"}'}, "its tokenizer cannot be loaded: "),
     ],
 )
-def test_a_tokenizer_is_text_of_bounded_size(content, tmp_path, monkeypatch, files, message):
-    monkeypatch.setattr(tokenizers, "MAX_CHARACTERS", 1000)
+def test_a_tokenizer_is_text(content, tmp_path, files, message):
     path = written(content, tmp_path / "a.ckpt", **{loading.TOKENIZER_KEY: files})
     assert error_of(path, tmp_path).startswith(message)
 
@@ -161,10 +159,6 @@ def test_hyper_parameters_name_no_code(content, tmp_path, monkeypatch, hyper_par
     assert "evil" not in sys.modules
 
 
-NOT_STORED = "it holds a tensor that is not dense or not stored in full"
-WHOLE = "the weight transformer.wte.weight is not a dense tensor that is stored in full"
-
-
 def without(state, name):
     return {key: value for key, value in state.items() if key != name}
 
@@ -176,8 +170,7 @@ def without(state, name):
         (lambda state: without(state, EMBEDDING), "the weight transformer.wte.weight is missing"),
         (lambda state: {**state, "policy.x": torch.zeros(1)}, "the weight x belongs to no layer of its"),
         (lambda state: {**state, EMBEDDING: torch.zeros(2, 2)}, "the weight transformer.wte.weight has the"),
-        (lambda state: {**state, EMBEDDING: "x"}, WHOLE),
-        (lambda state: {**state, EMBEDDING: torch.zeros(()).expand(239, 8)}, NOT_STORED),
+        (lambda state: {**state, EMBEDDING: "x"}, "the weight transformer.wte.weight is not a tensor"),
     ],
 )
 def test_weights_that_are_not_the_models(content, tmp_path, change, message):
@@ -190,12 +183,7 @@ def test_weights_that_are_not_the_models(content, tmp_path, change, message):
     [
         ("gpt2", "policy_config: must be a dictionary with strings as keys, got str"),
         ({"model_type": "os.system"}, "policy_config: model_type must be the name of an architecture"),
-        # This would need a lot of memory: shapes are compared before it is allocated.
-        ({**TINY, "n_positions": 10**5, "vocab_size": 239}, "the weight transformer.wpe.weight has"),
-        # Lists of this length are made before any weight
-        ({**TINY, "n_layer": 10**9}, "n_layer: 1000000000 is more than weights of"),
-        ({**TINY, "n_positions": 10**14}, "n_positions: 100000000000000 is more than weights of"),
-        ({**TINY, "n_layer": 10**5}, "its configuration makes more weights than its file has"),
+        ({**TINY, "n_positions": 100, "vocab_size": 239}, "the weight transformer.wpe.weight has"),
     ],
 )
 def test_configurations_that_are_not_the_models(content, tmp_path, config, message):
@@ -209,8 +197,6 @@ def test_configurations_that_are_not_the_models(content, tmp_path, config, messa
         ("x", "adapter: must be a dictionary with strings as keys, got str"),
         ({"r": 2, "megatron_config": {}, "megatron_core": "evil"}, "lora: megatron_config makes peft import"),
         ({"r": "two"}, "lora: "),
-        ({"rank_pattern": {"(a*)*b": 2}}, "lora: rank_pattern may have names of layers only"),
-        ({"alpha_pattern": {"(a*)*b": 2}}, "lora: alpha_pattern may have names of layers only"),
     ],
 )
 def test_adapters_that_are_none(content, tmp_path, adapter, message):

@@ -1,8 +1,7 @@
-"""GGUF files as models: the weights are those of the file, and crafted files end in one line."""
+"""GGUF files as models: the weights are those of the file, and damaged files end in one line."""
 
 import json
 import shutil
-import struct
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,54 +154,14 @@ def test_the_extra_is_named(tiny, monkeypatch):
         load(tiny.file)
 
 
-# Crafted files
-
-HUGE = 2**60
+# Damaged files, and settings of other models
 
 
-def after(content, name, skip):
-    """The place some bytes behind a name, of a setting or a tensor."""
-    return content.index(name.encode()) + len(name) + skip
-
-
-def patched(content, place, form, value):
-    packed = struct.pack(f"<{form}", value)
-    return content[:place] + packed + content[place + len(packed) :]
-
-
-def embedding(content, skip):
-    return after(content, "token_embd.weight", skip)
-
-
-CRAFTED = {
-    "empty": (lambda c: b"", "does not begin with GGUF"),
-    "magic": (lambda c: b"GGML" + c[4:], "does not begin with GGUF"),
-    "big-endian": (lambda c: patched(c, 4, "I", 3 << 24), "GGUF version 50331648"),
-    "tensors": (lambda c: patched(c, 8, "Q", HUGE), f"says {HUGE} tensors"),
-    "no tensors": (lambda c: patched(c, 8, "Q", 0), "its tensors have 0 values"),
-    "settings": (lambda c: patched(c, 16, "Q", HUGE), f"says {HUGE} settings"),
-    "length of text": (lambda c: patched(c, 24, "Q", HUGE), f"needs {HUGE} more bytes"),
-    "type of a setting": (lambda c: patched(c, after(c, "general.name", 0), "I", 77), "unknown type 77"),
-    "length of an array": (lambda c: patched(c, after(c, TOKENS, 8), "Q", HUGE), "elements of arrays"),
-    "not UTF-8": (lambda c: c.replace(b"Tiny", b"\xff\xfe\xfd\xfc", 1), "not UTF-8"),
-    "dimensions": (lambda c: patched(c, embedding(c, 0), "I", 2**31), "dimensions of"),
-    "a size": (lambda c: patched(c, embedding(c, 4), "Q", HUGE), "truncated|begins within"),
-    "part of a block": (lambda c: patched(c, embedding(c, 4), "Q", 33), "multiple of 32"),
-    "type of a tensor": (lambda c: patched(c, embedding(c, 20), "I", 9999), "unknown type 9999"),
-    "outside": (lambda c: patched(c, embedding(c, 24), "Q", 2**50), "ends at byte"),
-    "overlap": (lambda c: patched(c, after(c, "blk.0.attn_q.weight", 24), "Q", 0), "begins within another"),
-    "same name": (lambda c: c.replace(b"blk.0.attn_norm.weight", b"blk.1.attn_norm.weight"), "the same name"),
-    "truncated data": (lambda c: c[:-40], "truncated"),
-    "truncated header": (lambda c: c[:1000], "truncated"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CRAFTED)
-def test_a_crafted_file_ends_in_one_line(case, tiny, tmp_path, cache, capsys):
-    change, reason = CRAFTED[case]
-    (tmp_path / "crafted.gguf").write_bytes(change(tiny.content))
-    refused(tmp_path / "crafted.gguf", reason)
-    assert main(["import-gguf", str(tmp_path / "crafted.gguf"), "--output_dir", str(tmp_path / "new")]) == 2
+@pytest.mark.parametrize("change", [lambda c: b"", lambda c: b"GGML" + c[4:], lambda c: c[:1000]])
+def test_a_damaged_file_ends_in_one_line(change, tiny, tmp_path, cache, capsys):
+    (tmp_path / "damaged.gguf").write_bytes(change(tiny.content))
+    refused(tmp_path / "damaged.gguf", "not a GGUF file that can be read")
+    assert main(["import-gguf", str(tmp_path / "damaged.gguf"), "--output_dir", str(tmp_path / "new")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines()[-1].startswith("error: file: ")
@@ -227,13 +186,8 @@ def refused(file, reason):
     [
         ({"general.architecture": "unheard"}, "'unheard' is not an architecture that transformers reads"),
         ({"general.architecture": "t5"}, "model_type|t5"),
-        ({"llama.block_count": 1_000_000_000}, r"llama\.block_count: must be below 4096, got 1000000000"),
         ({"llama.block_count": 3}, "transformers cannot read it completely"),
-        ({"llama.embedding_length": 2**40}, "must be below 2147483648"),
-        ({"llama.feed_forward_length": 2**30}, "its tensors have"),
-        ({"llama.attention.head_count": 0}, "head_count: must be at least 1, got 0"),
         ({"llama.attention.head_count_kv": 3}, "its tensors have"),
-        ({"llama.context_length": 0}, "context_length: must be at least 1, got 0"),
         ({"llama.rope.scaling.type": "linear"}, "would make another model of it"),
         ({"tokenizer.chat_template": 7}, "chat_template: must be of the type str"),
         ({"tokenizer.ggml.eos_token_id": 2**31}, "is not the id of one of its 282 tokens"),
@@ -241,7 +195,6 @@ def refused(file, reason):
         ({"tokenizer.ggml.model": "unheard"}, "tokenizer"),
         ({"tokenizer.ggml.merges": ["no such"] * 3}, "Token `no` out of vocabulary"),
         ({"tokenizer.ggml.merges": None}, "merges: its vocabulary needs merges or scores: no entry 'scores'"),
-        ({"general.alignment": 33}, "must be a power of two, got 33"),
         ({"split.count": 3}, "llama-gguf-split"),
         ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor: 4.0: transformers does not read"),
         ({"tokenizer.ggml.eos_token_id": None}, "does not say which token ends a text"),
