@@ -6,7 +6,6 @@ import sys
 import tomllib
 import zipfile
 from email import message_from_string
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 import lit_klrb
 from analysis.cli.main import main as analysis
 from lit_klrb.cli import init
-from lit_klrb.cli.main import main
+from lit_klrb.cli.main import SWEEPS, main
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -60,19 +59,32 @@ def test_lit_klrb_works_beside_another_package_named_analysis(tmp_path):
     assert "MonteCarlo" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["lit-klrb", "lit-klrb-analysis"])
-def test_the_commands_print_the_version(name, tmp_path):
-    """From a folder whose files have the names of our packages."""
-    module, _, function = PROJECT["project"]["scripts"][name].partition(":")
-    assert callable(getattr(import_module(module), function))
+@pytest.mark.parametrize("command", [["--version"], ["report", "--help"]])
+def test_the_script_runs_every_command_from_a_folder_whose_files_have_our_names(command, tmp_path):
+    """`python -m analysis` would import the user's file there."""
+    module, _, function = PROJECT["project"]["scripts"]["lit-klrb"].partition(":")
     for shadow in ("analysis", "lit_klrb", "yaml"):
         (tmp_path / f"{shadow}.py").write_text("raise SystemExit('imported from the working directory')")
-    script = tmp_path / "bin" / name
+    script = tmp_path / "bin" / "lit-klrb"
     script.parent.mkdir()
-    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    command = [sys.executable, script, "--version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == (f"lit_klrb {lit_klrb.__version__}\n", "")
+    paths = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    script.write_text(f"{paths}from {module} import {function}\nsys.exit({function}())\n")
+    done = subprocess.run(
+        [sys.executable, script, *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(("lit_klrb 0", "usage: lit-klrb report"))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_both_names_of_a_command_run_the_same(name, capsys):
+    texts = []
+    for run in (main, analysis):
+        with pytest.raises(SystemExit):
+            run([name, "--help"])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(f"usage: lit-klrb {name}")
 
 
 def test_the_analysis_prints_its_version(capsys):

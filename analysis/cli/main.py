@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -101,12 +100,12 @@ def print_verification(found: "Verification") -> int:
 _DESCRIPTION = """\
 Plans, runs and analyses sweeps over {arm x beta x replicate}.
 
-  python -m analysis plan   --config configs/demo/sweep.yaml   list the cells, their time and the power
-                            --pilot runs/demo                  with the variances of an earlier sweep
-  python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
-  python -m analysis report runs/demo                          write an HTML file, and results.json beside it
-  python -m analysis verify runs/demo                          recompute every number of the report
-  python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
+  lit-klrb plan   --config configs/demo/sweep.yaml   list the cells, their time and the power
+                  --pilot runs/demo                  with the variances of an earlier sweep
+  lit-klrb sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
+  lit-klrb report runs/demo                          write an HTML file, and results.json beside it
+  lit-klrb verify runs/demo                          recompute every number of the report
+  lit-klrb compare runs/one runs/other               compare two sweeps, unpaired
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
 130 and 143 stopped by Ctrl-C or SIGTERM; 1 anything else.
@@ -136,7 +135,7 @@ def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | Non
     try:
         with Stops():
             arguments = parser().parse_args(argv)
-            arguments.command = shlex.join(["python", "-m", "analysis", *(argv or sys.argv[1:])])
+            arguments.command = shlex.join(["lit-klrb", *(argv or sys.argv[1:])])
             code: int = arguments.run(arguments)
     except (ConfigurationError, DamagedFileError) as error:
         print(error_line(error), file=sys.stderr)
@@ -151,22 +150,11 @@ def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | Non
     return code
 
 
-def console() -> int:
-    """The installed command `lit-klrb-analysis`, on which a file analysis.py of the user's has no effect.
-
-    Modules of the user's own, such as estimators, are found in the working directory, but after the
-    installed packages: in this process, and in those it starts.
-    """
-    os.environ["PYTHONSAFEPATH"] = "1"
-    sys.path.append(str(Path.cwd()))
-    return main()
-
-
 def _parser() -> argparse.ArgumentParser:
     from analysis.cli.sweep import plan_command, sweep_command
 
     parser = Parser(
-        prog="python -m analysis",
+        prog="lit-klrb",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

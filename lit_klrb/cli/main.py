@@ -26,6 +26,15 @@ COMMANDS = {
     "import-gguf": "write a GGUF file as a folder that transformers loads",
     "init": "copy the configurations that come with the package",
 }
+# Commands of the package `analysis`, which is not imported before one of them runs
+SWEEPS = {
+    "plan": "say what a sweep compares, its cells, time and power",
+    "sweep": "run what is missing of a sweep; safe to kill and to repeat",
+    "report": "write the HTML report of a sweep or of a run, and results.json",
+    "verify": "recompute every number of a report from its results",
+    "import": "import runs of other software as a sweep",
+    "compare": "compare two sweeps, unpaired",
+}
 # Commands of Lightning; every other command is the module of its name in this folder
 RUNS = ("fit", "validate", "test", "predict")
 # What the others import, where that takes seconds
@@ -37,17 +46,20 @@ SLOW = {
 DEPENDENCIES = {"lightning", "transformers", "datasets", "omegaconf", "jsonargparse", "yaml", "numpy", "rich"}
 # What the libraries in Rust raise, which is no Exception: a pattern of a tokenizer can take too many steps.
 PANIC = "PanicException"
-HELP = """usage: python -m lit_klrb COMMAND [--help] ...
+HELP = """usage: lit-klrb COMMAND [--help] ...
 
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
 
-commands:
+commands (also as python -m lit_klrb COMMAND):
 {commands}
 
+sweeps over arms, betas and seeds:
+{sweeps}
+
 The stages of training, on an embedded world of film reviews:
-  python -m lit_klrb fit --config configs/demo/sft.yaml   the reference
-  python -m lit_klrb fit --config configs/demo/dpo.yaml   the warm start
-  python -m lit_klrb fit --config configs/demo/rloo.yaml  RLOO; --kl.estimator and --kl.beta set the penalty
+  lit-klrb fit --config configs/demo/sft.yaml   the reference
+  lit-klrb fit --config configs/demo/dpo.yaml   the warm start
+  lit-klrb fit --config configs/demo/rloo.yaml  RLOO; --kl.estimator and --kl.beta set the penalty
 
 exit codes: 0 done, 2 wrong usage or configuration, 130 and 143 stopped by Ctrl-C or SIGTERM, 1 anything else
 """
@@ -56,6 +68,9 @@ exit codes: 0 done, 2 wrong usage or configuration, 130 and 143 stopped by Ctrl-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code; see `HELP`."""
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
+    if command in SWEEPS:
+        code: int = import_module("analysis.cli.main").main([command, *rest])
+        return code
     try:
         with Stops():
             return _run(command, rest)
@@ -87,8 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def console() -> int:
     """The installed command `lit-klrb`, which finds modules of the user's own in the working directory.
 
-    They come last: no file of the user's can take the place of an installed package.
+    They come last, in the processes that it starts too: no file of the user's, such as analysis.py, can take
+    the place of an installed package.
     """
+    os.environ["PYTHONSAFEPATH"] = "1"
     sys.path.append(str(Path.cwd()))
     return main()
 
@@ -99,13 +116,13 @@ def _run(command: str, rest: list[str]) -> int:
     if command == "--version":
         return printing(lambda: print(f"lit_klrb {__version__}"))
     added = extensions(ADDED)
-    if command in added and command not in COMMANDS:
+    if command in added and command not in COMMANDS | SWEEPS:
         return printing(lambda: load(added[command])(rest))
     help_only = bool({"-h", "--help"} & {*rest})
     if command not in COMMANDS:
         given = f"unknown command {command}" if command else "a command is missing"
         raise ConfigurationError(
-            f"{given}; one of {', '.join([*COMMANDS, *added])} expected, --help explains them"
+            f"{given}; one of {', '.join([*COMMANDS, *SWEEPS, *added])} expected, --help explains them"
         )
     if command not in RUNS:
         if (libraries := SLOW.get(command)) and not help_only:
@@ -124,8 +141,11 @@ def _run(command: str, rest: list[str]) -> int:
 def _help() -> str:
     """The help of the program, with the commands that other packages add."""
     added = {name: f"added by {entry.value}" for name, entry in extensions(ADDED).items()}
-    every = [f"  {name:<12}{does}" for name, does in (added | COMMANDS).items()]
-    return HELP.format(commands="\n".join(sorted(every, key=lambda line: line.split()[0] in added)))
+    commands, sweeps = (
+        "\n".join(f"  {name:<12}{does}" for name, does in table.items())
+        for table in (COMMANDS | added, SWEEPS)
+    )
+    return HELP.format(commands=commands, sweeps=sweeps)
 
 
 def printing(command: Callable[[], int | None]) -> int:
