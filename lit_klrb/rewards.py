@@ -192,6 +192,15 @@ class TrainingReward:
         return found
 
 
+def classifiers_of(reward: Reward) -> list[PreTrainedModel]:
+    """The classifiers that a reward consists of."""
+    if isinstance(reward, ClassifierReward):
+        return [reward.classifier]
+    parts = [part for part, _ in reward.parts] if isinstance(reward, WeightedReward) else []
+    parts += [reward.reward] if isinstance(reward, TrainingReward) else []
+    return [model for part in parts for model in classifiers_of(part)]
+
+
 def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") -> Tensor:
     """The reward of a label, shape [B].
 
@@ -276,9 +285,8 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
     if not is_classifier(path):
         module, _, name = path.partition(":")
         return FunctionReward(path, import_member(path, module, name, KEY))
-    source = KEY, path, loading.CLASSIFIER
-    classifier = loading.load_model(*source)
-    reward = ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
+    classifier, tokenizer = loading.load(KEY, path, loading.CLASSIFIER)
+    reward = ClassifierReward(path, classifier, tokenizer, label, output)
     if has_weights(classifier):
         classifier.to(device)  # type: ignore[arg-type]
         with loading.errors_of(KEY, path):

@@ -56,6 +56,7 @@ class CheckCLI(LitCLI):
     def __init__(self, args: Sequence[str], planned_models: dict[Path, PlannedModel] | None) -> None:
         self.dry_run, self.is_here = DryRun(planned_models), planned_models is None
         self.rows: dict[str, Any] | None = None
+        self.dtypes: str | None = None
         super().__init__(args)
 
     def before_instantiate_classes(self) -> None:
@@ -77,6 +78,7 @@ class CheckCLI(LitCLI):
         elsewhere = ("auto", "gpu", *(name for name, _ in AcceleratorRegistry.items() if name != "cpu"))
         if not self.is_here and config.accelerator in elsewhere:
             config.accelerator, config.devices, config.num_nodes = "cpu", 1, 1
+            config.precision = "32-true"  # the rest of a plan's check needs none of the others
             if not isinstance(config.strategy, str):
                 config.strategy = "auto"
         trainer = super().instantiate_trainer(**kwargs)
@@ -101,6 +103,7 @@ class CheckCLI(LitCLI):
         with suppress(UnknownModelError), dry_running(self.dry_run):
             module.configure_model()
         if hasattr(module, module.role.name):
+            self.dtypes = module.dtypes
             self.rows = data.preview(module) if reads_rows else None
             if self.rows and self.is_here:
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
@@ -122,6 +125,7 @@ class CheckCLI(LitCLI):
         answer: dict[str, Any] = {
             "module": type(self.model).__name__,
             "models": self.dry_run.models,
+            "dtypes": self.dtypes,
             "prompts": {k: data[k] for k in (*DATA, "train_size", "batch_size") if data.get(k) is not None},
             "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
@@ -196,8 +200,8 @@ def check(argv: Sequence[str], planned_models: dict[Path, PlannedModel] | None =
 
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
-        "prompts": {key: value}, "rows": numbers and the first row or None, "steps": number,
-        "estimator": {"name", "optimises", "biased"} or None,
+        "dtypes": one line or None, "prompts": {key: value}, "rows": numbers and the first row or None,
+        "steps": number, "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}, "monitors": [metric]}.
     """
     try:
@@ -231,6 +235,7 @@ def main(argv: Sequence[str]) -> int:
 def _lines(answer: dict[str, Any]) -> list[str]:
     """What would be trained, for a reader: model, rows, first row, estimator, time."""
     models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
+    weights = [answer["dtypes"]] if answer["dtypes"] else []
     shown, estimator, given = answer["rows"], answer["estimator"], answer["prompts"]
     data, size = [given[key] for key in DATA if key in given], given.get("batch_size")
     about = "none, as this module has no KL term"
@@ -239,7 +244,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         biased = {False: "unbiased", True: "biased"}.get(when, f"biased {when}")
         about = f"{estimator['name']}, {biased}; optimises {estimator['optimises']}"
     lines = [
-        f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
+        f"model: {answer['module']}{': ' if models else ''}{', '.join([*models, *weights])}",
         f"rows: of {' and '.join(data) or 'your own'}" + (f", {_rows(shown)}" if shown else ""),
         *([f"first row: {shown['first']}".replace("\n", "\\n")] if shown else []),
         f"estimator: {about}",

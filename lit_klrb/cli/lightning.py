@@ -50,7 +50,12 @@ from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.lightning_internals import say_before_kill
 from lit_klrb.run.loggers import run_loggers, tell_loggers
-from lit_klrb.run.options import check_accelerator, check_training_options, prefer_determinism
+from lit_klrb.run.options import (
+    check_accelerator,
+    check_precision,
+    check_training_options,
+    prefer_determinism,
+)
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
 from lit_klrb.terminal import say_once
@@ -236,6 +241,7 @@ class LitCLI(LightningCLI):
         """Add the callbacks, loggers and plugins of every run."""
         config = self._get(self.config_init, "trainer")
         check_accelerator(config.accelerator)
+        check_precision(config)
         prefer_determinism(config)
         self.directory = RunDirectory(config.default_root_dir)
         is_run = self.subcommand == "fit" and not config.fast_dev_run

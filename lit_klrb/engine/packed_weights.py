@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_klrb.models.adapters import adapted_weights
-from lit_klrb.models.linear_layers import LEAST_WEIGHTS, LINEAR, Product, computing_dtype, replaced_forward
+from lit_klrb.models.linear_layers import LEAST_WEIGHTS, LINEAR, Product, product_dtype, replaced_forward
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.terminal import say_once
 
@@ -45,7 +45,7 @@ def packed_weights(model: PreTrainedModel, batch_size: int, passes: int) -> Iter
 
 def _packed_products(model: PreTrainedModel, batch_size: int) -> Iterator[tuple[Any, Product]]:
     for layer, base, weight in _merged_weights(model):
-        dtype = computing_dtype(weight)
+        dtype = product_dtype(weight)
         if type(base) in LINEAR and dtype in DTYPES and weight.numel() >= LEAST_WEIGHTS:
             try:
                 yield layer, _packed_product(layer.forward, base, weight.to(dtype), batch_size)
@@ -76,7 +76,7 @@ def _packed_product(forward: Product, base: Any, weight: Tensor, batch_size: int
     bias = None if base.bias is None else base.bias.to(dtype)
 
     def product(inputs: Tensor) -> Tensor:
-        if computing_dtype(inputs) != dtype:  # a layer that the model computes outside autocast
+        if product_dtype(inputs) != dtype:  # a layer that the model computes outside autocast
             return forward(inputs)
         result: Tensor = operations._linear_pointwise(inputs.to(dtype), packed, bias, "none", [], "")
         return result

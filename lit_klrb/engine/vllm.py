@@ -95,8 +95,13 @@ class VLLMBackend:
         attention = torch.cat([prompt_mask.bool(), mask], 1)
         return Rollout(torch.cat([prompts, completions], 1), attention, mask, logprobs)
 
-    def start(self, policy: PreTrainedModel) -> Any:
-        """Start the engine, unless it runs: with memory for the policy's weights, but not the weights."""
+    def start(self, policy: PreTrainedModel, dtype: torch.dtype | None = None) -> Any:
+        """Start the engine, unless it runs: with memory for the policy's weights, but not the weights.
+
+        Args:
+            policy: The policy.
+            dtype: In which it is computed; that of its weights by default.
+        """
         if self._engine is not None:
             return self._engine
         # Run the engine in this process, so that weights are passed without a copy between processes
@@ -108,7 +113,7 @@ class VLLMBackend:
         if separates(policy):
             config.tie_word_embeddings = False
         options = {
-            "dtype": str(policy.dtype).removeprefix("torch."),
+            "dtype": str(dtype or policy.dtype).removeprefix("torch."),
             # Log-probabilities after division by the temperature, as the completions are sampled
             "logprobs_mode": "processed_logprobs",
             "seed": 0,

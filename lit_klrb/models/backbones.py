@@ -14,6 +14,7 @@ from lit_klrb.models.capabilities import has_weights
 from lit_klrb.models.checkpoints import model_from_checkpoint, read_checkpoint
 from lit_klrb.models.loading import is_checkpoint, load_tokenizer, read_folder, reading
 from lit_klrb.models.roles import CLASSIFIER, check_settings, config_dict, model_from_config, other_shape
+from lit_klrb.models.tokenizers import check_rows
 from lit_klrb.seeding import derive_seed, forked_rng
 
 KEY = "policy_layers"
@@ -45,6 +46,7 @@ def classifier_on(
     made = {**settings, "pad_token_id": tokenizer.pad_token_id}
     with reading(key, path) as place, forked_rng(derive_seed(seed, "initial weights")):
         model = _on_checkpoint(place, made) if is_checkpoint(path) else _on_folder(place, made)
+        check_rows(model, tokenizer)
     return model, tokenizer
 
 

@@ -4,13 +4,14 @@ They compare results instead of names, so that nothing depends on a list of arch
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb.terminal import say_once
 
@@ -18,6 +19,7 @@ from lit_klrb.terminal import say_once
 # 5e-5 in SmolLM2 after some training; families of transformers that differ do so by 7e-3 at least. With a
 # limit well between, a model's class and settings decide: a resumed run starts from other weights.
 TOLERANCE = 1e-3
+SHORT = torch.bfloat16, torch.float16
 # Tokens that a model is tried on, at most: enough for small windows and for blocks that are read at once.
 LENGTH = 16
 # Tokens of padding before the second of two sequences, and the token: one whose embedding is not zero.
@@ -43,6 +45,45 @@ def eval_mode(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module, was_training in modes:
             module.training = was_training
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Compute with float32 copies of weights that have 16 bits, of one block of layers at a time.
+
+    So what a trial finds does not depend on the dtype of the weights, whose rounding would hide differences.
+    """
+    short = {weight: weight.data for weight in model.parameters() if weight.dtype in SHORT}
+    blocks = [
+        module for module in model.modules() if short and isinstance(module, GradientCheckpointingLayer)
+    ]
+    inside = {module for block in blocks for module in block.modules()}
+    outside = [module for module in model.modules() if module not in inside]
+    always = {weight for module in outside for weight in module.parameters(recurse=False)}
+
+    def widen(weights: Iterable[nn.Parameter]) -> None:
+        for weight in short.keys() & {*weights}:
+            weight.data = short[weight].float()
+
+    def restore(weights: Iterable[nn.Parameter]) -> None:
+        for weight in short.keys() & {*weights}:
+            weight.data = short[weight]
+
+    widen(always)
+    hooks = [
+        hook
+        for block in blocks
+        for hook in (
+            block.register_forward_pre_hook(lambda block, _: widen({*block.parameters()} - always)),
+            block.register_forward_hook(lambda block, *_: restore({*block.parameters()} - always)),
+        )
+    ]
+    try:
+        yield
+    finally:
+        restore(short)
+        for hook in hooks:
+            hook.remove()
 
 
 def has_weights(model: nn.Module) -> bool:
@@ -100,7 +141,7 @@ def cache_name(model: PreTrainedModel) -> str | None:
         known = inspect.signature(model.forward).parameters
         for name in sorted(CACHE_NAMES, key=lambda name: name not in known):
             # Caches of their own raise all kinds of exceptions
-            with torch.autocast(model.device.type, enabled=False), suppress(Exception):
+            with torch.autocast(model.device.type, enabled=False), in_float32(model), suppress(Exception):
                 if _continues_on_probe(model, name):
                     setattr(model, CONTINUES, name)
                     break

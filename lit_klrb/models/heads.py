@@ -85,7 +85,7 @@ class SplitModel(NamedTuple):
             prompts = self._prompts(rollout, of_prompts / self.weights) if shares else None
             states = [self._read(rollout.part(*part), prompts, part[0]) for part in parts]
         dtype = self.head.weight.dtype
-        if dtype.itemsize < states[0].dtype.itemsize:
+        if dtype.itemsize < states[0].dtype.itemsize and not torch.is_autocast_enabled(kind):
             # Some architectures add up states in float32 beside weights of 16 bits, and round before the head
             states = [state.to(dtype) for state in states]
         if len(states) == 1:
@@ -201,7 +201,7 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
     tokens = torch.tensor(PROBE, device=model.device) % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
     rollout = Rollout(tokens, everything, everything[:, -2:])
-    with capabilities.eval_mode(model):
+    with capabilities.eval_mode(model), capabilities.in_float32(model):
         caches_attention = all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
         if split.caches and not (caches_attention and capabilities.continues(model)):
             return False

@@ -33,7 +33,7 @@ def _quick_products(model: nn.Module) -> Iterator[tuple[Any, Product]]:
     for layer in layers if onednn_is_quicker() else ():
         weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
         large = weight.device.type == "cpu" and weight.numel() >= LEAST_WEIGHTS
-        if large and computing_dtype(weight) == torch.float32:
+        if large and product_dtype(weight) == torch.float32:
             yield layer, partial(linear, weight=weight, bias=layer.bias)
 
 
@@ -56,6 +56,6 @@ def replaced_forward(products: Iterator[tuple[Any, Product]]) -> Iterator[None]:
             del layer.forward
 
 
-def computing_dtype(tensor: Tensor) -> torch.dtype:
+def product_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype in which a CPU multiplies with a tensor: autocast's if that is enabled."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tensor.dtype

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -43,6 +43,7 @@ from lit_klrb.models.roles import (
     other_shape,
 )
 from lit_klrb.models.tokenizers import (
+    check_rows,
     tokenizer_files as tokenizer_files,
     tokenizer_from_files as tokenizer_from_files,
     tokenizer_from_folder,
@@ -120,6 +121,14 @@ def reading(key: str, path: str) -> Iterator[str]:
         yield str(local_path(path)) if file is None else gguf.as_folder(file)
 
 
+def load(key: str, path: str, role: Role = POLICY) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer, all of whose tokens have a row of the embedding."""
+    model, tokenizer = load_model(key, path, role), load_tokenizer(key, path, role)
+    with concerning(path, key=key):
+        check_rows(model, tokenizer)
+    return model, tokenizer
+
+
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint."""
     planned, dry_run = _planned(path), current_dry_run()
@@ -156,6 +165,7 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
         raise ConfigurationError(f"this is an adapter; merge it into its model first: {remedy}")
     check_weights(Path(path))
     check_no_kernels(read_object(Path(path) / CONFIG_NAME))
+    _check_not_quantised(AutoConfig.from_pretrained(path, trust_remote_code=False))
     if current_dry_run() is not None:
         nothing = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
         return without_weights(path, role, settings), nothing
@@ -164,6 +174,16 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
     )
     fuse_activations(model)
     return model, found
+
+
+def _check_not_quantised(config: PreTrainedConfig) -> None:
+    settings = getattr(config, "quantization_config", None) or {}
+    if method := settings.get("quant_method"):
+        bits = next((n for n in (4, 8) if settings.get(f"load_in_{n}bit")), settings.get("bits"))
+        by = f"{method}, {bits} bits" if bits else method
+        raise ConfigurationError(
+            f"its weights are quantised ({by}), which is not supported: name the original"
+        )
 
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:

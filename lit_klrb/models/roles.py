@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.models.capabilities import SHORTEST, eval_mode, has_weights, reads_padding
+from lit_klrb.models.capabilities import SHORTEST, eval_mode, has_weights, in_float32, reads_padding
 
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
@@ -63,7 +63,11 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
             f"model_type must be the name of an architecture, such as gpt2 or llama, got {kind!r}", key=key
         )
     with refusing(_shown(config), key=key):  # architectures raise all kinds of exceptions
-        model = role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
+        made = AutoConfig.for_model(kind, **settings)
+        # The dtype of the file from which it once came is kept, but is not that of these weights
+        file, made.dtype = made.dtype, None
+        model = role.auto_class.from_config(made, trust_remote_code=False)
+        model.config.dtype = file
     fuse_activations(model)
     if empty := [name for name, weight in model.named_parameters() if not weight.numel()]:
         raise ConfigurationError(f"{_shown(config)} leaves the weight {empty[0]} empty", key=key)
@@ -121,7 +125,7 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         return
     tokens = torch.zeros(2, length, dtype=torch.long, device=model.device)
     tokens[1, 1:] = 1
-    with eval_mode(model):
+    with eval_mode(model), in_float32(model):
         logits = model(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits[:, 0]
         padding_matters = reads_padding(model)
     if not logits.isfinite().all():

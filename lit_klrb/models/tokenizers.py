@@ -1,6 +1,7 @@
 """Tokenizers from folders and from checkpoints, and the comparison of two vocabularies."""
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from lit_klrb.errors import ConfigurationError, refusing
@@ -68,6 +69,20 @@ def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, "utf-8", errors="surrogatepass")
         return tokenizer_from_folder(folder)
+
+
+def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that each token has a row of the embedding and of the head; these may have more rows."""
+    layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    rows: float = min((len(layer.weight) for layer in layers if hasattr(layer, "weight")), default=math.inf)
+    outside = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    if outside:
+        first = min(outside)
+        raise ConfigurationError(
+            f"its tokenizer has {len(outside)} tokens more than its embedding has rows, {rows}, such as "
+            f"{outside[first]!r} with the id {first}: call resize_token_embeddings of transformers, train "
+            "the new rows, and save it again"
+        )
 
 
 def common_vocabulary(

@@ -5,6 +5,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,12 @@ from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.dry_run import current_dry_run
+from lit_klrb.models.dtypes import set_dtypes, summary
 from lit_klrb.models.precision import slow_precision
-from lit_klrb.models.sharding import of_first, shard
+from lit_klrb.models.sharding import is_sharded, of_first, shard
 from lit_klrb.modules.schedules import share
 from lit_klrb.run.checkpoints import check_intact
-from lit_klrb.run.lightning_internals import trainer_of
+from lit_klrb.run.lightning_internals import keep_float32, trainer_of
 from lit_klrb.run.options import RULES, check_training_options
 from lit_klrb.run.resumable import check_resumable
 
@@ -125,6 +127,7 @@ class TrainedModule(L.LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         """Check options of the trainer that infinite training data do not allow."""
+        keep_float32(self.trainer)
         check_strategy(self.trainer)
         self._check_sharding()
         if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -170,13 +173,15 @@ class TrainedModule(L.LightningModule, ABC):
     def configure_model(self) -> None:
         """Build the models once. Under FSDP2 the first process does, and each gets its part of them."""
         trainer = trainer_of(self)
-        if trainer is None or self._is_built:
+        if trainer is None:
             return
         mesh = None if current_dry_run() else sharding_mesh(trainer)
-        if mesh is None:
-            self.build_models()
+        if self._is_built:
+            self._set_dtypes()
+        elif mesh is None:
+            self._build()
         else:
-            for name, value in of_first(self._built).items():
+            for name, value in of_first(self._build).items():
                 setattr(self, name, value)
             for model in self.children():
                 if isinstance(model, PreTrainedModel):
@@ -185,9 +190,33 @@ class TrainedModule(L.LightningModule, ABC):
             self.strict_loading = False
         self._is_built = True
 
-    def _built(self) -> dict[str, Any]:
+    def _build(self) -> dict[str, Any]:
         self.build_models()
+        self._set_dtypes()
         return {name: getattr(self, name) for name in BUILT if hasattr(self, name)}
+
+    def _set_dtypes(self) -> None:
+        """Give each weight the dtype that the trainer's precision asks for, which may be a new trainer's."""
+        for model in self.models().values():
+            if not is_sharded(model):
+                set_dtypes(model, self.trainer.precision)
+
+    def models(self) -> dict[str, PreTrainedModel]:
+        """The trained model and frozen ones, by name."""
+        return {name: model for name, model in self.named_children() if isinstance(model, PreTrainedModel)}
+
+    @property
+    def dtypes(self) -> str:
+        """One line on the dtypes of all models."""
+        return summary(self.models(), self.trainer.precision)
+
+    def on_fit_start(self) -> None:
+        """Say the dtypes."""
+        self.print(f"weights: {self.dtypes}")
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context in which the trainer's precision computes, for passes outside of its steps."""
+        return self.trainer.precision_plugin.forward_context()
 
     def build_models(self) -> None:
         """Build the model, or load it from the checkpoint to resume from, unless it is already loaded."""

@@ -159,7 +159,9 @@ class DPOModule(RegularisedModule):
         """The result of a computation with the reference, from the cache on disk if it is there."""
         with self.pair.reading_reference() as reference:
             model = {"weights": weights_digest(reference), "adapter_off": self.reference_path is None}
-        return cached(name, {**key, **model, "tokenizer": tokenizer_files(self.tokenizer)}, compute)
+        key = {**key, **model, "tokenizer": tokenizer_files(self.tokenizer)}
+        with self.computing():  # the trainer asks for its data outside of a step
+            return cached(name, {**key, "precision": self.trainer.precision}, compute)
 
     def _complete(self, prompts: Sequence[list[int]], number: int) -> tuple[Tensor, ...]:
         """Completions of some prompts by the reference, and their log-probabilities under it."""

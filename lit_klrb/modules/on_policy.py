@@ -19,6 +19,7 @@ from lit_klrb.functional import TokenStats
 from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
+from lit_klrb.models.dtypes import computing_dtype
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import of_first
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
@@ -138,7 +139,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         """Start vLLM, before anything is spent on an evaluation."""
         super().on_fit_start()
         if isinstance(self.backend, VLLMBackend):
-            self.backend.start(self.policy)
+            self.backend.start(self.policy, computing_dtype(self.trainer.precision))
 
     @property
     def kl_estimator(self) -> KLEstimator:

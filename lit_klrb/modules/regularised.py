@@ -27,7 +27,15 @@ from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.modules.policy import PolicyModule
 from lit_klrb.reward_functions import TrainerState
-from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward, no_reward, reward_parts
+from lit_klrb.rewards import (
+    Reward,
+    RewardOutput,
+    TrainingReward,
+    classifiers_of,
+    load_reward,
+    no_reward,
+    reward_parts,
+)
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.run.lightning_internals import trainer_of
@@ -152,12 +160,13 @@ class RegularisedModule(PolicyModule, ABC):
 
     def configure_model(self) -> None:
         """Build the models, and load the reward, which every process has as a whole."""
-        trainer = trainer_of(self)
-        if trainer is None or hasattr(self, "pair"):
-            return
+        trainer, is_new = trainer_of(self), not hasattr(self, "pair")
         super().configure_model()
+        if trainer is None or not is_new:
+            return
         reward = self.load_reward(trainer.strategy.root_device)
         self.reward = reward if reward is no_reward else TrainingReward(reward, self._training_state)
+        self._set_dtypes()
         if self.pair.note is not None:
             self.print(self.pair.note)
         if not self.pair.scorer.tiled and self.pair.teacher is None:
@@ -172,6 +181,11 @@ class RegularisedModule(PolicyModule, ABC):
         if trainer is None:
             return TrainerState(0, 0), False
         return TrainerState(self.global_step, trainer.max_steps), trainer.training
+
+    def models(self) -> dict[str, PreTrainedModel]:
+        """The policy, the reference and classifiers of the reward."""
+        classifiers = enumerate(classifiers_of(self.reward) if hasattr(self, "reward") else (), 1)
+        return super().models() | {f"reward {number}": model for number, model in classifiers}
 
     def load_pair(self) -> Pair:
         """The policy, and its reference of reference_path."""
@@ -203,7 +217,7 @@ class RegularisedModule(PolicyModule, ABC):
         key, path = "policy_path", self.reference_path if self.policy_path is None else self.policy_path
         if path is None or (self.policy_path is None and path == loading.ITSELF):
             raise ConfigurationError(f"must not be None if reference_path is {path}", key=key)
-        return loading.load_model(key, path), loading.load_tokenizer(key, path)
+        return loading.load(key, path)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
         """The common evaluation on a batch of prompts; callbacks receive the completions."""

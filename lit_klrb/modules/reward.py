@@ -68,8 +68,7 @@ class ClassifierModule(TrainedModule, ABC):
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The classifier of classifier_path, or one with a new head or new weights from the seed."""
         if self.classifier_path is not None:
-            source = "classifier_path", self.classifier_path, self.role
-            return loading.load_model(*source), loading.load_tokenizer(*source)
+            return loading.load("classifier_path", self.classifier_path, self.role)
         names = {label: index for index, label in enumerate(self.labels)}
         labels = {"id2label": dict(enumerate(self.labels)), "label2id": names}
         config = {**labels, **(self.classifier_config or {})}

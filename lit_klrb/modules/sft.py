@@ -63,8 +63,7 @@ class SFTModule(PolicyModule):
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or a new one initialised from the seed."""
         if self.policy_path is not None:
-            key = "policy_path"
-            return loading.load_model(key, self.policy_path), loading.load_tokenizer(key, self.policy_path)
+            return loading.load("policy_path", self.policy_path)
         assert self.policy_config is not None
         tokenizer = self._new_tokenizer()
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer

@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     @classmethod
     def of(cls, key: str, path: str) -> "Loaded":
         """Load both from a hub id, a folder, a .gguf file or a checkpoint."""
-        return cls(key, path, loading.load_model(key, path), loading.load_tokenizer(key, path))
+        return cls(key, path, *loading.load(key, path))
 
     @property
     def ends(self) -> tuple[int, ...]:

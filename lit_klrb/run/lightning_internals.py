@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch.plugins.precision import HalfPrecision, Precision
 from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -21,6 +22,17 @@ _KILL, _GRACE = _ChildProcessObserver._terminate_all, 5.0
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
     """The trainer of a module; None without one, as in `load_from_checkpoint`."""
     return module._trainer
+
+
+def keep_float32(trainer: L.Trainer) -> None:
+    """Leave what bf16-true and 16-true convert beside weights, which `set_dtypes` converts, in float32.
+
+    Those are buffers, such as the frequencies of positions, inputs, such as log-probabilities of DPO's
+    reference, and new tensors, such as rewards.
+    """
+    if isinstance(trainer.precision_plugin, HalfPrecision):
+        for name in ("convert_module", "convert_input", "forward_context", "module_init_context"):
+            setattr(trainer.precision_plugin, name, getattr(Precision(), name))
 
 
 def attach(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule) -> None:

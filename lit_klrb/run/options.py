@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator
+from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
 
 from lit_klrb.errors import ConfigurationError
 
@@ -116,6 +116,21 @@ def check_accelerator(name: Any) -> None:
     if isinstance(name, str) and name not in available:
         problem = f"{name!r} is not available; this machine has {', '.join(available)}"
         raise ConfigurationError(problem, key="accelerator")
+
+
+def check_precision(options: Any) -> None:
+    """Check that a trainer has a GPU for 16-mixed, in whose place Lightning would take another precision.
+
+    Args:
+        options: The trainer's, with the attributes `accelerator` and `precision`.
+    """
+    auto, gpus = (
+        options.accelerator == "auto",
+        CUDAAccelerator.is_available() or MPSAccelerator.is_available(),
+    )
+    if str(options.precision) in ("16", "16-mixed") and (options.accelerator == "cpu" or (auto and not gpus)):
+        problem = f"{options.precision} needs a GPU; use bf16-mixed or 32-true"
+        raise ConfigurationError(problem, key="precision")
 
 
 def prefer_determinism(options: Any) -> None:

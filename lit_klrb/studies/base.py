@@ -90,7 +90,7 @@ class PolicyStudy(L.Callback, ABC):
             return
         step = self._due.pop(0)
         module.print(f"step {step}: study of {self.name.replace('_', ' ')}")
-        with torch.enable_grad():
+        with torch.enable_grad(), module.computing():
             snapshot = {"step": step, **self.measure(trainer, module)}
         path = Path(trainer.default_root_dir) / schema.STUDIES / f"{self.name}.json"
         if trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
