@@ -1,13 +1,20 @@
 """`python -m lit_klrb export`: writes a checkpoint as a folder that `transformers` loads."""
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.files import local_path, new_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 CARD = "README.md"
 # The other files of an export. A folder with any other file is never replaced.
@@ -18,7 +25,9 @@ EXPORTED = re.compile(
 )
 
 
-def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) -> None:
+def export_checkpoint(
+    ckpt_path: str, output_dir: str, adapter: bool = False, dtype: str | None = None
+) -> str:
     """Write the policy of a checkpoint as a folder, with a model card.
 
     The folder is created atomically and replaces an earlier export. SHA256SUMS has the checksums of its
@@ -28,6 +37,11 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         ckpt_path: A checkpoint written by `fit`.
         output_dir: The folder to write: a new or an empty one, or an earlier export.
         adapter: Write the adapter alone, for `peft`, instead of merging it into the weights.
+        dtype: That of the weights, such as "bfloat16", or "auto", that of the file from which the training
+            started; None for that in which they were trained.
+
+    Returns:
+        One line on the dtype, and on what rounding does to the weights.
     """
     target = local_path(output_dir, "output_dir").resolve()
     check_target(target)
@@ -53,6 +67,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         config.base_model_name_or_path = initial_policy(checkpoint)
     elif has_adapter(model):
         model = merged(model)
+    line = _converted(model, checkpoint, dtype)
     card = model_card(checkpoint, Path(place).resolve().parent.parent, digest(checkpoint["state_dict"]))
     # transformers checks the settings that it saves
     checked = refusing(f"{ckpt_path} cannot be exported", ValueError, StrictDataclassError, key="ckpt_path")
@@ -68,6 +83,78 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         tokenizer.save_pretrained(partial)
         (partial / CARD).write_text(card, "utf-8")
         write_checksums(partial)
+    return line
+
+
+def _converted(model: "PreTrainedModel", checkpoint: dict[str, Any], asked: str | None) -> str:
+    """Convert the weights of a trained model from float32; returns one line on what that does."""
+    import torch
+
+    from lit_klrb.models.dtypes import convert, file_dtype, rounding
+
+    trained = max(
+        (value.dtype for value in checkpoint["state_dict"].values()), key=lambda kind: kind.itemsize
+    )
+    file = file_dtype(model) or trained
+    dtype = {None: trained, "auto": file}.get(asked) or getattr(torch, str(asked))
+    names = [str(kind).removeprefix("torch.") for kind in (dtype, trained, file)]
+    line = f"weights in {names[0]}, trained in {names[1]}"
+    if (found := rounding(model, dtype, {})).changed:
+        before = _initial_weights(checkpoint)
+        found = rounding(model, dtype, before or {})
+        line += f"; rounding changes {found.changed} of them"
+        if before == {}:
+            line += "; how many updates it undoes is not known, as the initial policy is not on this machine"
+        elif found.moved:
+            line += (
+                f" and undoes {found.lost / found.moved:.1%} of the updates, those below half a unit in the "
+            )
+            line += "last place"
+    elif asked is None and file != dtype:
+        line += f"; --dtype auto writes {names[2]}, as in the file that the training started from"
+    convert(model, dtype)
+    return line
+
+
+def _initial_weights(checkpoint: dict[str, Any]) -> dict[str, "Tensor"] | None:
+    """The weights from which a training started, by name; empty if not on this machine, None if new."""
+    from huggingface_hub import snapshot_download
+
+    from lit_klrb.models import loading
+    from lit_klrb.models.adapters import has_adapter, merged
+    from lit_klrb.models.backbones import with_layers
+    from lit_klrb.run.card import initial_policy
+
+    path, settings = initial_policy(checkpoint), checkpoint.get("hyper_parameters")
+    if path is None or not isinstance(settings, dict) or settings.get("policy_config"):
+        return None
+    with suppress(Exception):  # of what a checkpoint names, which others may have written
+        place = path if loading.looks_local(path) else snapshot_download(path, local_files_only=True)
+        model = loading.load_model("policy_path", place)
+        model = merged(model) if has_adapter(model) else model
+        layers = settings.get("policy_layers")
+        model = with_layers(model, layers) if layers else model
+        return {name: weight.data.float() for name, weight in model.named_parameters()}
+    return {}
+
+
+def _kl_of_rounding(ckpt_path: str, output_dir: str, prompts: str) -> str:
+    """One line on the KL of the trained policy to the exported one, on completions of prompts."""
+    from lit_klrb.comparison.compare import ModelComparison
+    from lit_klrb.comparison.estimates import RB
+    from lit_klrb.engine.generation import Sampling
+
+    comparison = ModelComparison(
+        policy=ckpt_path,
+        reference=output_dir,
+        prompts=prompts,
+        directions=("forward",),
+        sampling=Sampling(4, 64),
+    )
+    table = comparison.run(lambda *_: lambda rows: None).tables["forward"]
+    found = table.estimates(level=0.95)[RB]["sequence"]
+    about = f"± {found.error:.1g} nats per completion ({table.clusters} prompts; more by the command kl)"
+    return f"KL(trained‖exported) {found.value:.2g} {about}"
 
 
 def check_target(target: Path) -> None:
@@ -94,10 +181,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write")
     alone = "write the adapter alone instead of merging it into the weights"
     parser.add_argument("--adapter", action="store_true", help=alone)
+    kinds = ("float32", "bfloat16", "float16", "auto")
+    of = "dtype of the weights: by default that in which they were trained; auto is that of the initial file"
+    parser.add_argument("--dtype", choices=kinds, help=of)
+    parser.add_argument("--prompts", metavar="FILE", help="prompts for the KL that rounding makes, as of kl")
     arguments = parser.parse_args(argv)
+    if arguments.adapter and arguments.prompts:
+        raise ConfigurationError("not with --adapter, which is no whole model", key="prompts")
     from lit_klrb.models.loading import silence
 
     silence()
-    export_checkpoint(arguments.ckpt_path, arguments.output_dir, arguments.adapter)
+    options = vars(arguments)
+    prompts = options.pop("prompts")
+    print(export_checkpoint(**options), file=sys.stderr)
+    if prompts is not None:
+        print(_kl_of_rounding(arguments.ckpt_path, arguments.output_dir, prompts), file=sys.stderr)
     print(arguments.output_dir)
     return 0

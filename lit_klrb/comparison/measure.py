@@ -20,6 +20,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import has_adapter, merged
+from lit_klrb.models.dtypes import set_dtypes
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.rollouts.scoring import Scorer
@@ -91,8 +92,9 @@ def encode_windows(
 
 
 def load(key: str, path: str, device: torch.device | str) -> Loaded:
-    """Load a model, frozen; a checkpoint's adapter is merged into its weights."""
+    """Load a model, frozen, in float32; a checkpoint's adapter is merged into its weights."""
     loaded = Loaded.of(key, path)
+    set_dtypes(loaded.model, "32-true")
     model = loading.freeze(merged(loaded.model) if has_adapter(loaded.model) else loaded.model)
     return loaded._replace(model=model.to(device))  # type: ignore[arg-type]
 
@@ -185,7 +187,7 @@ def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -
 
     Returns:
         Statistics of the model against itself, one sequence at a time without left padding ("batch of one"),
-        and against its copy in another dtype, named by that dtype, if it can be cast.
+        and against its copy in bfloat16 ("in bfloat16").
     """
     rollout = rollout.map(lambda field: field.to(policy.device))
     # A shallow copy, as the policy itself would stand for a reference with its adapter disabled
@@ -195,13 +197,14 @@ def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -
     for row, start in enumerate(starts):
         tokens, attention, mask, _ = rollout.rows(slice(row, row + 1))
         alone.append(scorer.reference_states(Rollout(tokens[:, start:], attention[:, start:], mask)))
-    tables = {"batch of one": _self_table(scorer, rollout, torch.cat(alone))}
-    other = torch.bfloat16 if policy.dtype == torch.float32 else torch.float32
-    if getattr(policy, "hf_quantizer", None) is not None:  # cannot be cast
-        return tables
-    scorer = Scorer(policy, copy.deepcopy(policy).to(other), temperature)  # type: ignore[arg-type]
-    name = f"in {str(other).removeprefix('torch.')}"
-    return {**tables, name: _self_table(scorer, rollout, scorer.reference_states(rollout))}
+    table = _self_table(scorer, rollout, torch.cat(alone))
+    other = copy.deepcopy(policy)
+    set_dtypes(other, "bf16-true")
+    scorer = Scorer(policy, other, temperature)
+    return {
+        "batch of one": table,
+        "in bfloat16": _self_table(scorer, rollout, scorer.reference_states(rollout)),
+    }
 
 
 def _self_table(scorer: Scorer, rollout: Rollout, states: Tensor) -> TokenTable:

@@ -23,6 +23,10 @@ _BLOCK = 64
 # The largest fraction of a distribution's mass: 1 after rounding would select no token.
 _LAST = 1 - 2.0**-40
 
+# Settings of transformers with which completions would not be samples of the model, and without effect.
+NEUTRAL = dict.fromkeys(("temperature", "top_p", "typical_p", "repetition_penalty"), 1) | dict.fromkeys(
+    ("top_k", "min_p", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), 0
+)
 # The range of temperatures: from its inverse to this.
 HOTTEST = 1000.0
 
@@ -52,6 +56,12 @@ class Sampling:
             problem = f"must be from {1 / HOTTEST:g} to {HOTTEST:g}, got {self.temperature}"
             why = "logits divided by it would overflow, or all be equal"
             raise ConfigurationError(f"{problem}: {why}", key="temperature")
+
+
+def sampling_settings(model: PreTrainedModel) -> str:
+    """What a model's `generation_config` asks of samples, such as "temperature 0.6, top_k 20", or ""."""
+    values = {name: getattr(model.generation_config, name, None) for name in NEUTRAL}
+    return ", ".join(f"{k} {v:g}" for k, v in values.items() if v is not None and v != NEUTRAL[k])
 
 
 def generate_completions(

@@ -13,13 +13,14 @@ product, bit for bit, in half the memory. So the KL of a model to itself is exac
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.capabilities import SHORT, eval_mode, has_weights, in_float32, probe_tokens
 
 TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -52,17 +53,18 @@ def set_dtypes(model: PreTrainedModel, precision: str) -> None:
         precision: As `trainer.precision`, such as "bf16-mixed".
     """
     kept = _rounded_already(model) if precision in MIXED else set()
-    _convert(model, trained_dtype(precision), kept)
+    convert(model, trained_dtype(precision), kept)
     if not kept:
         return
     for module in model.modules():
         if type(module) is nn.Embedding and _look_up not in module._forward_hooks.values():
             module.register_forward_hook(_look_up)
     if has_weights(model) and not _same_numbers(model, MIXED[precision]):
-        _convert(model, torch.float32)
+        convert(model, torch.float32)
 
 
-def _convert(model: nn.Module, dtype: torch.dtype, kept: Collection[nn.Parameter] = ()) -> None:
+def convert(model: nn.Module, dtype: torch.dtype, kept: Collection[nn.Parameter] = ()) -> None:
+    """Convert all weights of a model in place, except some."""
     for weight in model.parameters():
         if weight.is_floating_point() and weight not in kept:
             weight.data = weight.data.to(dtype)
@@ -101,6 +103,52 @@ def _same_numbers(model: PreTrainedModel, dtype: torch.dtype) -> bool:
         with in_float32(model):
             return torch.equal(logits, model(**settings).logits)
     return False
+
+
+class Rounding(NamedTuple):
+    """What rounding does to trained weights.
+
+    Args:
+        changed: Number of weights that get another value.
+        moved: Number of weights that training has moved; 0 if their values before it are not known.
+        lost: Number of those that get their old value back: they moved by less than half a unit in the last
+            place.
+    """
+
+    changed: int
+    moved: int
+    lost: int
+
+
+@torch.no_grad()
+def rounding(model: nn.Module, dtype: torch.dtype, before: Mapping[str, Tensor]) -> Rounding:
+    """What a conversion of a model's weights to a dtype would do.
+
+    Args:
+        model: The model.
+        dtype: The dtype.
+        before: The weights before training, by name; may be empty.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> layer.weight.data = torch.tensor([[1.001, 1.01]])
+        >>> rounding(layer, torch.bfloat16, {"weight": torch.ones(1, 2)})
+        Rounding(changed=2, moved=2, lost=1)
+
+    Raises:
+        ConfigurationError: If the dtype's range does not hold a weight.
+    """
+    counts = []
+    for name, weight in model.named_parameters():
+        rounded, old = weight.to(dtype), before.get(name)
+        if old is None or old.shape != weight.shape:
+            old = weight
+        if not rounded.isfinite().all():
+            raise ConfigurationError(f"{_name(dtype)} does not hold the weight {name}", key="dtype")
+        moved = weight != old
+        masks = rounded.to(weight.dtype) != weight, moved, moved & (rounded == old.to(dtype))
+        counts.append([int(mask.sum()) for mask in masks])
+    return Rounding(*map(sum, zip(*counts, strict=True)))
 
 
 def summary(models: Mapping[str, PreTrainedModel], precision: str) -> str:

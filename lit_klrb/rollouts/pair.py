@@ -12,7 +12,7 @@ from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.encode import end_tokens
 from lit_klrb.data.kinds import PROMPT
 from lit_klrb.data.lengths import check_context_length
-from lit_klrb.engine.generation import Sampling, generate_completions
+from lit_klrb.engine.generation import Sampling, generate_completions, sampling_settings
 from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats, TopK
@@ -22,6 +22,7 @@ from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.reward_functions import IDS, LateColumns
 from lit_klrb.rollouts.scoring import Scorer
+from lit_klrb.terminal import say_once
 
 
 class Loaded(NamedTuple):
@@ -89,6 +90,12 @@ class Pair:
         if self.second is not None:
             both = [(each.tokenizer.get_vocab(), each.rows) for each in (self.first, self.second)]
             self.vocabulary_size, self.note = common_vocabulary(self.second.key, self.second.path, *both)
+        for each in filter(None, (self.first, self.second)):
+            if settings := sampling_settings(each.model):
+                say_once(
+                    f"the generation_config of {each.path} has {settings}, which is not used: completions "
+                    "are samples of the model itself"
+                )
         self.scorer = Scorer(
             self.policy, self.reference, self.temperature, self.reading_reference, self.teacher, self.rows
         )
