@@ -167,7 +167,7 @@ def completion_table(runs: Path, batches: int, sizes: tuple[int, ...]) -> tuple[
     policy = loading.load_model("policy", policy_path)
     scorer = Scorer(policy, loading.freeze(loading.load_model("reference", reference)), 1.0)
     chosen = [RaoBlackwell(), MonteCarloRewardToGo()]
-    chosen += [kind(k=k) for kind in KINDS.values() for k in sizes]
+    chosen += [kind(k=k, allow_biased=True) for kind in KINDS.values() for k in sizes]
     gradients: dict[str, list[Tensor]] = {}
     kls = []
     for index in range(batches):

@@ -1,11 +1,13 @@
 """The interface of KL estimators."""
 
 import functools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_positive
@@ -58,7 +60,8 @@ def _with_checks(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self: "KLEstimator", stats: TokenStats, mask: Tensor, *args: Any, **settings: Any) -> Any:
         third = args[0] if args else settings.get({"weights": "rewards", "loss": "weights"}.get(name, ""))
         given = third._asdict() if isinstance(third, LossWeights) else {"rewards": third}
-        given |= {key: settings[key] for key in ("beta", "behaviour_logprobs") if key in settings}
+        checked_settings = "beta", "group_size", "behaviour_logprobs"
+        given |= {key: settings[key] for key in checked_settings if key in settings}
         check_rollout(stats, mask, **given)
         return method(self, stats, mask, *args, **settings)
 
@@ -244,9 +247,16 @@ class KLEstimator(ABC):
         group_size: int = 1,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
-        """A scalar whose gradient estimates that of KL(policy || reference), averaged over the sequences."""
+        """A scalar whose gradient estimates that of KL(policy || reference), averaged over the sequences.
+
+        Warns if the gradient is known to be biased, unless `allow_biased`.
+
+        Raises:
+            ConfigurationError: If the statistics have no gradient, except under `torch.no_grad`.
+        """
         weights = self.weights(stats, mask, group_size=group_size)
-        return self.loss(stats, mask, weights, behaviour_logprobs=behaviour_logprobs)
+        loss = self.loss(stats, mask, weights, behaviour_logprobs=behaviour_logprobs)
+        return self._checked(loss)
 
     def objective(
         self,
@@ -258,9 +268,24 @@ class KLEstimator(ABC):
         group_size: int,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
-        """The loss to minimise: its gradient estimates that of -(E[reward] - beta KL)."""
+        """The loss to minimise: its gradient estimates that of -(E[reward] - beta KL).
+
+        Warns and raises as `surrogate` does. With beta = 0, even an infinite KL has no influence.
+        """
         weights = self.weights(stats, mask, rewards, beta=beta, group_size=group_size)
-        return self.loss(stats, mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
+        loss = self.loss(stats, mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
+        return self._checked(loss)
+
+    def _checked(self, loss: Tensor) -> Tensor:
+        """The loss of a loop of one's own, which must have a gradient; a biased one is warned of."""
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            problem = "have no gradient in the policy: they are detached, or were computed under no_grad"
+            raise ConfigurationError(problem, key="stats")
+        if self.bias is not None and not self.allow_biased:
+            remedy = "allow_biased=True says that you want it"
+            # Python shows it once for each line that calls `objective` or `surrogate`
+            warnings.warn(f"{self.label} has a biased gradient: {self.bias}; {remedy}", stacklevel=3)
+        return loss
 
     def check_trainable(self, optimizer_steps: int = 1) -> None:
         """Raise if the gradient is known to be biased; only training calls this.

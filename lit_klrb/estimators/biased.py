@@ -57,7 +57,7 @@ class K3Loss(ComposedEstimator):
         >>> logits, reference = torch.zeros(2, requires_grad=True), torch.tensor([0.9, 0.1]).log()
         >>> tokens, mask = torch.tensor([[0], [1]]), torch.ones(2, 1, dtype=torch.bool)
         >>> stats = token_stats(logits.expand(2, 1, 2), reference.expand(2, 1, 2), tokens)
-        >>> K3Loss(baseline=None).surrogate(stats, mask).backward()  # for study; training needs allow_biased
+        >>> K3Loss(baseline=None, allow_biased=True).surrogate(stats, mask).backward()
         >>> logits.grad
         tensor([-0.4000,  0.4000])
     """

@@ -12,7 +12,7 @@ from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import KLEstimator, LossWeights
 from lit_klrb.estimators.recipe import Recipe, per_token
 from lit_klrb.functional.baselines import check_group_size
-from lit_klrb.functional.credit import ImportanceWeights, assign_credit, importance_weights
+from lit_klrb.functional.credit import ImportanceWeights, assign_credit, importance_weights, weighted
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 
@@ -69,7 +69,8 @@ class RecipesEstimator(KLEstimator):
             credit = on_policy_credit(recipe, stats)
             centred = self.centred(credit, group_size)
             # The loss adds a completion's own credit with importance weights: only the baseline is left here
-            score = score + weight * (centred - credit if self.credits_own_kl_in_loss else centred)
+            # `weighted`, as a weight of 0 must remove an infinite KL
+            score = score + weighted(weight, centred - credit if self.credits_own_kl_in_loss else centred)
         if rewards is not None:
             score = score - self.centred(rewards.to(score.dtype), group_size)[:, None]
         return torch.where(mask, score, 0)
@@ -98,7 +99,7 @@ class RecipesEstimator(KLEstimator):
             score_weights = importance.sequence * score_weights
             for recipe, weight in recipes:
                 credited = _credit(recipe, stats, importance, self.off_policy == "token")
-                score_weights = score_weights + weight * credited
+                score_weights = score_weights + weighted(weight, credited)
         if self.off_policy == "clip":
             loss = clipped_loss(log_ratio, score_weights, self.clip_range)
         else:
@@ -160,6 +161,8 @@ class ComposedEstimator(RecipesEstimator):
 
     @override
     def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
+        if beta == 0:  # the derivative of what is infinite would be 0 * inf = NaN
+            return []
         return [(self.applied_recipe, beta if self.recipe.pathwise is None else weights.kl)]
 
     @property

@@ -17,6 +17,7 @@ from lit_klrb.estimators.tilted import TOKEN_VALUE_DIFFERENCE
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.extensions import DIRECTIONS as ADDED, extensions, load
 from lit_klrb.functional.baselines import leave_one_out_baseline
+from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats
 
 
@@ -114,7 +115,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
         if "token_values" in self.directions and stats.value is not None:
             directions["token_values"] = score((TOKEN_VALUE_DIFFERENCE, -1.0))
         if "leave_one_out" in self.directions and self.baseline is not None:
-            penalty = beta * MonteCarlo().value(stats, mask)
+            penalty = weighted(beta, MonteCarlo().value(stats, mask))
             others = leave_one_out_baseline(penalty if rewards is None else penalty - rewards, group_size)
             directions["leave_one_out"] = others[:, None] * mask
         if "constant" in self.directions:

@@ -41,8 +41,8 @@ class FitSums(NamedTuple):
             )
         absent = torch.zeros_like(origin)
         slopes, start = (
-            values.double().reshape(-1, len(origin) // group_size, group_size * origin.shape[1])
-            for values in (torch.stack([directions.get(name, absent) for name in names]), origin)
+            values.double().reshape(len(values), len(origin) // group_size, group_size * origin.shape[1])
+            for values in (torch.stack([directions.get(name, absent) for name in names]), origin[None])
         )
         # What follows is small, and on a GPU each step of it would take longer to start than to compute
         products = torch.einsum("dgn,egn->gde", slopes, slopes).cpu()

@@ -13,6 +13,7 @@ from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.shapes import check_rollout
 from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.functional.checks import inside_mask
 from lit_klrb.functional.logprobs import TokenStats, full_token_values
 
 # Settings that can change over a run: their names, and what is biased before they reach the unbiased value.
@@ -168,7 +169,7 @@ class EstimatorMemory:
         Raises:
             ConfigurationError: If the statistics have other token values, besides the reasons given there.
         """
-        check_rollout(stats, mask, rewards=rewards, beta=beta, tokens=tokens)
+        check_rollout(stats, mask, rewards=rewards, beta=beta, group_size=group_size, tokens=tokens)
         self._check_values(stats, mask, tokens)
         rollout, settings = (stats, mask, rewards), {"beta": beta, "group_size": group_size}
         if self._earlier is None or not isinstance(self.estimator, FittedEstimator):
@@ -195,13 +196,14 @@ class EstimatorMemory:
         Raises:
             ConfigurationError: If token values cannot be fitted to such a rollout.
         """
-        check_rollout(stats, mask, rewards=rewards, tokens=tokens)
+        check_rollout(stats, mask, rewards=rewards, group_size=group_size, tokens=tokens)
         if self._earlier is not None and self._sums is not None:
             self._earlier.observe(self._sums)
             self._sums = None
         values = self._values
         if values is None or (values.predicted == "rewards" and rewards is None):
             return
+        inside_mask(tokens, mask)
         if group_size < 2:
             why = "token values predict differences between the completions of a prompt"
             raise ConfigurationError(f"must be at least 2, as {why}", key="group_size")
@@ -224,6 +226,7 @@ class EstimatorMemory:
                 "estimator without token values",
                 key="stats",
             )
+        inside_mask(tokens, mask)
         tokens, given = tokens[mask], stats.value[mask]
         size = max(len(table), int(tokens.max()) + 1 if len(tokens) else 0)
         values = full_token_values(table, size, like=given)

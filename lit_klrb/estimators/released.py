@@ -10,6 +10,7 @@ from typing_extensions import override
 from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, log_ratio_to_behaviour
 from lit_klrb.estimators.recipe import Recipe, Term
+from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss
 
@@ -42,7 +43,7 @@ class ReleasedEstimator(ComposedEstimator):
         log_ratio = log_ratio_to_behaviour(stats.masked(mask).logprobs, mask, behaviour_logprobs).sum(-1)
         # Score weights are equal at all tokens of a completion and 0 outside the mask: the mean recovers them
         score = torch.where(mask, weights.score, 0).sum(-1) / mask.sum(-1).clamp(min=1)
-        cost = score + beta * self.value(stats, mask)  # minus A, with the KL not detached
+        cost = score + weighted(beta, self.value(stats, mask))  # minus A, with the KL not detached
         return clipped_loss(log_ratio, cost, self.clip_range)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.checks import check_integer
 
 
 def leave_one_out_baseline(values: Tensor, group_size: int) -> Tensor:
@@ -28,11 +29,11 @@ def leave_one_out_baseline(values: Tensor, group_size: int) -> Tensor:
 
     Reference: Kool, van Hoof, Welling (2019), "Buy 4 REINFORCE samples, get a baseline for free".
     """
+    check_group_size(len(values), group_size)
     if group_size < 2:
         problem = f"must be at least 2 for a leave-one-out baseline, got {group_size}"
         raise ConfigurationError(problem, key="group_size")
-    check_group_size(len(values), group_size)
-    groups = values.reshape(-1, group_size, *values.shape[1:])
+    groups = values.reshape(len(values) // group_size, group_size, *values.shape[1:])
     # The sum over the others is the group's sum minus the completion's own value
     return ((groups.sum(1, keepdim=True) - groups) / (group_size - 1)).flatten(0, 1)
 
@@ -70,6 +71,7 @@ def check_group_size(batch_size: int, group_size: int) -> None:
     Raises:
         ConfigurationError: If `group_size` is not a positive divisor of `batch_size`.
     """
+    check_integer(group_size=group_size)
     if group_size < 1 or batch_size % group_size:
         problem = f"must be a positive divisor of the number of sequences, {batch_size}, got {group_size}"
         raise ConfigurationError(problem, key="group_size")

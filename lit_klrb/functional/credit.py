@@ -60,19 +60,39 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
     return ImportanceWeights(before, through, sequence)
 
 
+def weighted(weights: Tensor | float, values: Tensor) -> Tensor:
+    """The product of weights and values; 0 where the weight is 0, even for a value that is not finite.
+
+    Example:
+        >>> weighted(torch.tensor([0.0, 2.0]), torch.tensor([torch.inf, 3.0])).tolist()
+        [0.0, 6.0]
+    """
+    if not isinstance(weights, Tensor):
+        return weights * values if weights else torch.zeros_like(values)
+    return torch.where(weights == 0, 0, weights * values)
+
+
 def running_sum(values: Tensor) -> Tensor:
     """Cumulative sums over the last dimension, in the same order on every call.
 
-    On a GPU a product with a triangle of ones, in float64: torch's own cumulative sums there vary in their
-    last digits, and are refused where it was asked to be deterministic.
+    On a GPU torch's own cumulative sums vary in their last digits, and are refused where it was asked to be
+    deterministic.
 
     Args:
-        values: Finite values, shape [..., T].
+        values: Shape [..., T].
     """
-    if not values.is_cuda:
-        return values.cumsum(-1)
+    return _sums_by_product(values) if values.is_cuda else values.cumsum(-1)
+
+
+def _sums_by_product(values: Tensor) -> Tensor:
+    """Cumulative sums as a product with a triangle of ones, in float64."""
     ones = torch.ones(2 * values.shape[-1:], dtype=torch.float64, device=values.device)
-    return (values.double() @ ones.triu()).to(values.dtype)
+    infinite = values.isinf()
+    sums = values.masked_fill(infinite, 0).double() @ ones.triu()
+    # Infinities would give 0 * inf = NaN in front of them; maxima and minima are the same in every order
+    infinities = torch.where(infinite, values, 0)
+    largest, lowest = infinities.cummax(-1).values, infinities.cummin(-1).values
+    return (sums + largest.clamp(min=0) + lowest.clamp(max=0)).to(values.dtype)
 
 
 def reward_to_go(values: Tensor, *, strict: bool = False, discount: float = 1.0) -> Tensor:
@@ -94,14 +114,14 @@ def reward_to_go(values: Tensor, *, strict: bool = False, discount: float = 1.0)
         >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), discount=0.5).tolist()
         [[3.0, 4.0, 4.0]]
     """
-    if discount == 1:
+    if discount == 1 or not values.shape[-1]:
         inclusive = running_sum(values.flip(-1)).flip(-1)  # a cumulative sum from the right
     else:
         sums = [values[:, -1]]
         for column in values[:, :-1].flip(-1).unbind(-1):
-            sums.append(column + discount * sums[-1])
+            sums.append(column + weighted(discount, sums[-1]))
         inclusive = torch.stack(sums[::-1], -1)
-    return discount * torch.nn.functional.pad(inclusive[:, 1:], (0, 1)) if strict else inclusive
+    return weighted(discount, torch.nn.functional.pad(inclusive[:, 1:], (0, 1))) if strict else inclusive
 
 
 def assign_credit(
@@ -131,11 +151,11 @@ def assign_credit(
         [[6.0, 4.0, 0.0]]
     """
     if credit == "own":
-        return through * values
-    after = reward_to_go(own * values, strict=True, discount=discount)
+        return weighted(through, values)
+    after = reward_to_go(weighted(own, values), strict=True, discount=discount)
     if credit == "after":
         return after
     if credit == "from_here":
-        return through * values + after
+        return weighted(through, values) + after
     # "whole": values up to t under the weight of the prefix, later ones under their own
-    return through * running_sum(values) + after
+    return weighted(through, running_sum(values)) + after

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.baselines import check_group_size
+from lit_klrb.functional.checks import check_mask
 from lit_klrb.functional.credit import MAX_EXPONENT, running_sum
 from lit_klrb.functional.logprobs import TokenStats
 
@@ -92,7 +93,8 @@ def kl_k3_increments(log_ratio: Tensor) -> Tensor:
         True
     """
     running = kl_control_variate(running_sum(log_ratio), alpha=1.0)
-    return running.diff(dim=-1, prepend=torch.zeros_like(running[:, :1]))
+    before = torch.nn.functional.pad(running[:, :-1], (1, 0)) if running.shape[1] else running
+    return torch.where(before == torch.inf, 0, running - before)  # +inf once, rather than inf - inf
 
 
 def fit_control_variate(log_ratio: Tensor) -> Tensor:
@@ -100,7 +102,8 @@ def fit_control_variate(log_ratio: Tensor) -> Tensor:
 
     alpha* = -Cov(R, exp(-R)) / Var(exp(-R)). The estimate stays unbiased only if alpha does not depend on the
     completions it is used for, so fit it on others. exp(-R) has heavy tails where policy and reference
-    differ: a warning is given if a single completion dominates the fit.
+    differ: a warning is given if a single completion dominates the fit. Completions that the reference
+    excludes, R = +inf, are left out: no alpha makes their estimate finite.
 
     Args:
         log_ratio: Log ratio R of each held-out completion, summed over its tokens, shape [M].
@@ -120,6 +123,9 @@ def fit_control_variate(log_ratio: Tensor) -> Tensor:
     if len(log_ratio) < 2:
         problem = f"must have at least 2 completions for a fit, got {len(log_ratio)}"
         raise ConfigurationError(problem, key="log_ratio")
+    log_ratio = log_ratio[log_ratio < torch.inf]
+    if len(log_ratio) < 2:
+        return log_ratio.new_zeros(())
     weights = (-log_ratio).clamp(max=MAX_EXPONENT).exp()
     deviations = weights - weights.mean()
     squares = deviations.square()
@@ -167,12 +173,13 @@ def horvitz_thompson(
     Reference: Amini, Vieira, Cotterell (2025), arXiv:2504.10637, after Horvitz, Thompson (1952).
     """
     check_group_size(len(log_ratio), group_size)
+    check_mask(mask, tuple(completions.shape))
     probability = logprobs.double().clamp(_MIN_LOGPROB, 0).exp()
     # A completion of probability 1 needs no special case: log1p(-1) is -inf, and 1 - exp(-inf) is 1
     inclusion = -torch.expm1(group_size * torch.log1p(-probability))
     # Completions are equal if they agree inside the mask: -1 replaces whatever padding holds
     unpadded = torch.where(mask, completions, -1)
-    groups = unpadded.view(-1, group_size, unpadded.shape[-1])
+    groups = unpadded.view(len(log_ratio) // group_size, group_size, unpadded.shape[-1])
     equal = (groups[:, :, None] == groups[:, None]).all(-1)
     # Keep the first occurrence of each completion; the lower triangle compares with earlier ones
     repeated = equal.tril(-1).any(-1).flatten()

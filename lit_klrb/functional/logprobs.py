@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.functional.checks import check_mask, inside_mask, positions_of
 
 # exp(-log_ratio) is not formed for log ratios below minus this: it would overflow in float32.
 _MAX_LOG_RATIO = 60.0
@@ -51,7 +52,7 @@ class HeadSums(NamedTuple):
     @staticmethod
     def of(logprobs: Tensor, ref_logprobs: Tensor, tokens: Tensor, sampled: Tensor) -> "HeadSums":
         """The sums from the head's log-probabilities and tokens [..., k], and the sampled tokens [...]."""
-        mass = logprobs.exp()
+        mass = probabilities_of(logprobs)
         inside = (tokens == sampled.unsqueeze(-1)).any(-1)
         ref_mass = ref_logprobs.exp().sum(-1)
         return HeadSums(kl_sum(logprobs, ref_logprobs, mass), mass.sum(-1), ref_mass, inside.to(mass.dtype))
@@ -97,6 +98,7 @@ class TokenStats(NamedTuple):
 
     def masked(self, mask: Tensor) -> "TokenStats":
         """Set positions outside the mask to 0, NaN and infinities included; at least float32."""
+        check_mask(mask, tuple(self.logprobs.shape))
         # Not a product with the mask: 0 * inf would be NaN, in the values and in the gradients
         return self.map(lambda field: torch.where(mask, full_precision(field), 0))
 
@@ -116,14 +118,19 @@ def token_stats(
 ) -> TokenStats:
     """Log-probabilities, KL and entropy of every token, over the full vocabulary.
 
-    Computed in float32, or in float64 for float64 logits. The KL is the sum over the vocabulary of
-    p (r + exp(-r) - 1) with r the log ratio. It equals the sum of p r, but no term is negative, and rounding
-    errors of the normalisers cancel. Tokens that both models exclude (logit -inf) contribute 0.
+    Computed in float32 whatever autocast says, or in float64 for float64 logits. The KL is the sum over the
+    vocabulary of p (r + exp(-r) - 1) with r the log ratio. It equals the sum of p r, but no term is negative,
+    and rounding errors of the normalisers cancel.
+
+    A probability below the smallest normal number, 1.2e-38 in float32, counts as 0, and such a token
+    contributes 0 whatever the other model gives it. One that has more and that the other model excludes
+    (logit -inf) makes the KL +inf. An infinite KL with a weight of 0 in the loss has no gradient, otherwise
+    its gradient is NaN.
 
     Args:
         logits: Policy logits, shape [B, T, V]; those at position t predict `tokens[:, t]`. Differentiable.
         ref_logits: Reference logits, shape [B, T, V]; differentiable.
-        tokens: Sampled token ids, shape [B, T].
+        tokens: Sampled token ids, shape [B, T]. Positions with -100 are not computed, and 0 in the result.
         temperature: The sampling temperature; the logits of both models are divided by it.
         token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
             beyond a shorter table have the value 0.
@@ -135,7 +142,8 @@ def token_stats(
         names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not match, the temperature is not positive or k is out of range.
+        ConfigurationError: If the shapes do not match, a token is not in the vocabulary, the temperature is
+            not positive or k is out of range.
 
     Example:
         >>> coin = torch.tensor([[[0.7, 0.3]]]).log()
@@ -152,16 +160,29 @@ def token_stats(
     check_positive(temperature=temperature)
     if topk is not None:
         topk.check(logits.shape[-1])
-    scaled = (full_precision(values) / temperature for values in (logits, ref_logits))
-    policy, reference = (values.log_softmax(-1) for values in scaled)
-    probabilities = policy.exp()
+    mask = inside_mask(tokens, None, logits.shape[-1])
+    if mask is not None:
+        rows = logits[mask], ref_logits[mask], tokens[mask]
+        stats = token_stats(*rows, temperature, token_values, topk)
+        return stats.map(lambda field: positions_of(field, tokens, mask))
+    with torch.autocast(logits.device.type, enabled=False):
+        scaled = (full_precision(values) / temperature for values in (logits, ref_logits))
+        policy, reference = (values.log_softmax(-1) for values in scaled)
+        return _stats_of(policy, reference, tokens.long(), token_values, topk)
+
+
+def _stats_of(
+    policy: Tensor, reference: Tensor, tokens: Tensor, token_values: Tensor | None, topk: TopK | None
+) -> TokenStats:
+    """`token_stats` from the log-probabilities of both models, shape [..., V]."""
+    probabilities = probabilities_of(policy)
     kl = kl_sum(policy, reference, probabilities)
     if not torch.compiler.is_compiling() and bool((kl == torch.inf).any()):
         outside = (probabilities > 0) & (reference == -torch.inf)
         warn_infinite_kl(int(outside.flatten(0, -2).any(0).nonzero()[0]))
     log_probabilities = torch.where(probabilities > 0, policy, 0)  # 0 log 0 is 0, not NaN
     index = tokens.unsqueeze(-1)
-    values = full_token_values(token_values, logits.shape[-1], like=policy)
+    values = full_token_values(token_values, policy.shape[-1], like=policy)
     return TokenStats(
         logprobs=policy.gather(-1, index).squeeze(-1),
         ref_logprobs=reference.gather(-1, index).squeeze(-1),
@@ -169,7 +190,7 @@ def token_stats(
         entropy=-(probabilities * log_probabilities).sum(-1),
         value=None if values is None else values[tokens],
         expected_value=None if values is None else probabilities @ values,
-        forward_kl=kl_sum(reference, policy, reference.exp()),
+        forward_kl=kl_sum(reference, policy, probabilities_of(reference)),
         **({} if topk is None else _head_sums(policy, reference, tokens, topk)._asdict()),
     )
 
@@ -194,6 +215,7 @@ def served_stats(logprobs: Tensor, ref_logprobs: Tensor, tokens: Tensor) -> Toke
         >>> round(stats.head_kl.item(), 4), stats.in_head.item(), stats.kl
         (0.0355, 0.0, None)
     """
+    logprobs = full_precision(logprobs)
     ref_logprobs = ref_logprobs.to(logprobs.dtype)
     sums = HeadSums.of(logprobs[..., 1:], ref_logprobs[..., 1:], tokens[..., 1:], tokens[..., 0])
     return TokenStats(logprobs[..., 0], ref_logprobs[..., 0], **sums._asdict())
@@ -242,22 +264,48 @@ def _head_sums(policy: Tensor, reference: Tensor, tokens: Tensor, topk: TopK) ->
     return HeadSums.of(policy.gather(-1, head), reference.gather(-1, head), head, tokens)
 
 
+def probabilities_of(logprobs: Tensor) -> Tensor:
+    """exp(logprobs), with 0 in place of what is below the dtype's smallest normal number.
+
+    Such numbers lose their digits, and devices disagree whether they are 0.
+    """
+    values = logprobs.exp()
+    return torch.where(values < torch.finfo(values.dtype).tiny, 0, values)
+
+
 def kl_sum(policy: Tensor, reference: Tensor, probabilities: Tensor) -> Tensor:
     """Sum over the last dimension of p (r + exp(-r) - 1) = p r + q - p, with r the log ratio.
 
     Args:
         policy: log p, shape [..., V].
         reference: log q, shape [..., V].
-        probabilities: p, shape [..., V].
+        probabilities: p by `probabilities_of`, shape [..., V].
 
     Returns:
         The KL over the whole vocabulary; over a part of it, a lower bound. Shape [...].
     """
     present = probabilities > 0
-    log_ratio = torch.where(present, policy - reference, 0)
+    infinite = present & (reference == -torch.inf)
+    log_ratio = torch.where(present & ~infinite, policy - reference, 0)
     # q - p, written p expm1(-r) where p and q are close, so that their difference keeps its precision. The
     # clamp keeps the branch that `where` discards finite: its gradient would be inf * 0 = NaN otherwise.
     excess = probabilities * torch.expm1((-log_ratio).clamp(max=_MAX_LOG_RATIO))
     extreme = ~present | (log_ratio < -_MAX_LOG_RATIO)
     excess = torch.where(extreme, reference.exp() - probabilities, excess)
-    return (probabilities * log_ratio + excess).sum(-1)
+    apply: Any = _InfiniteWhere.apply
+    total: Tensor = apply((probabilities * log_ratio + excess).sum(-1), infinite.any(-1))
+    return total
+
+
+class _InfiniteWhere(torch.autograd.Function):
+    """+inf where a mask says so. Its gradient is NaN there; but 0 where it has no weight, not 0 * inf."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, infinite: Tensor) -> Tensor:
+        ctx.save_for_backward(infinite)
+        return values.masked_fill(infinite, torch.inf)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (infinite,) = ctx.saved_tensors
+        return upstream.masked_fill(infinite & (upstream != 0), torch.nan), None

@@ -59,7 +59,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     apply: Any = _Linear.apply
     result: Tensor = apply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)
-    return result.view(*inputs.shape[:-1], -1)
+    return result.view(*inputs.shape[:-1], len(weight))
 
 
 class _Linear(torch.autograd.Function):

@@ -6,11 +6,13 @@ Each is a sum over tokens divided by the number of sequences B.
 import torch
 from torch import Tensor
 
-from lit_klrb.functional.credit import MAX_EXPONENT
+from lit_klrb.functional.credit import MAX_EXPONENT, weighted
 
 
 def weighted_loss(values: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of values, divided by B; with log-probabilities as values, the REINFORCE loss.
+
+    A weight of 0 removes even an infinite value. The loss of no sequences is 0.
 
     Args:
         values: Differentiable per-token values, 0 outside the mask, shape [B, T].
@@ -20,7 +22,7 @@ def weighted_loss(values: Tensor, weights: Tensor) -> Tensor:
         >>> weighted_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 0.5]])).item()
         -4.0
     """
-    return (weights.detach() * values).sum() / len(values)
+    return weighted(weights.detach(), values).sum() / max(len(values), 1)
 
 
 def clipped_loss(log_ratio: Tensor, weights: Tensor, clip_range: float) -> Tensor:
@@ -45,4 +47,4 @@ def clipped_loss(log_ratio: Tensor, weights: Tensor, clip_range: float) -> Tenso
     """
     ratio = log_ratio.clamp(max=MAX_EXPONENT).exp()
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    return torch.maximum(weights * ratio, weights * clipped).sum() / len(ratio)
+    return torch.maximum(weights * ratio, weights * clipped).sum() / max(len(ratio), 1)

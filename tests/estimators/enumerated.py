@@ -1,6 +1,6 @@
 """Expected gradients of estimators, by enumeration of every group of completions of small models."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
@@ -132,6 +132,7 @@ def expected_gradient(
         beta: Weight of the KL beside the rewards; None for the surrogate of the KL alone.
         variation: A variation that must not change the result.
     """
+    estimator = replace(estimator, allow_biased=True)
     draws = case.draws(group_size, variation.junk, estimator.topk)
     leaf = draws.current.map(lambda field: field.detach().requires_grad_())
     rewards = None if beta is None else case.rewards[draws.rows]

@@ -224,7 +224,12 @@ def test_with_fewer_than_three_groups_it_is_monte_carlo(off_policy):
     behaviour = stats.logprobs - 0.1
     losses = [
         kind(off_policy=off_policy).objective(
-            stats, mask, rewards, beta=BETA, group_size=3, behaviour_logprobs=behaviour
+            stats.map(torch.Tensor.requires_grad_),
+            mask,
+            rewards,
+            beta=BETA,
+            group_size=3,
+            behaviour_logprobs=behaviour,
         )
         for kind in (RaoBlackwellControlVariate, MonteCarlo)
     ]
@@ -286,7 +291,8 @@ def test_directions_are_checked(wrong):
 def test_micro_batches_and_padding_have_no_influence(off_policy):
     stats, mask, rewards = random_stats(5, 2, seed=4)
     estimator = RaoBlackwellControlVariate(off_policy=off_policy)
-    whole = estimator.objective(stats, mask, rewards, **SETTINGS)
+    with torch.no_grad():
+        whole = estimator.objective(stats, mask, rewards, **SETTINGS)
     junk = stats.map(lambda field: torch.where(mask, field, torch.nan))
     weights = estimator.weights(junk, mask, rewards, **SETTINGS)
     assert not any(field[~mask].any() for field in weights)

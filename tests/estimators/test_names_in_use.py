@@ -33,7 +33,7 @@ def theirs(entry):
 
 
 def ours(entry):
-    estimator = entry.estimator(off_policy=entry.off_policy, baseline=None)
+    estimator = entry.estimator(off_policy=entry.off_policy, baseline=None, allow_biased=True)
     return lambda stats, mask, old: estimator.surrogate(stats, mask, behaviour_logprobs=old)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from enumerated import Case, exact_gradient, expected_batch_gradient, rows_of
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lit_klrb.estimators import RaoBlackwell, TiltedRaoBlackwell
@@ -100,8 +101,13 @@ def test_without_token_values_it_is_rao_blackwell(kind, options, off_policy):
     stats, mask, rewards = rollout(token_values=False)
     behaviour = stats.logprobs - 0.1
     losses = [
-        estimator(off_policy=off_policy, **options).objective(
-            stats, mask, rewards, beta=BETA, group_size=GROUP, behaviour_logprobs=behaviour
+        estimator(off_policy=off_policy, allow_biased=True, **options).objective(
+            stats.map(Tensor.requires_grad_),
+            mask,
+            rewards,
+            beta=BETA,
+            group_size=GROUP,
+            behaviour_logprobs=behaviour,
         )
         for estimator in (kind, RaoBlackwell)
     ]

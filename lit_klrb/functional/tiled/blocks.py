@@ -76,14 +76,26 @@ def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
     ref_top = ref_logits.amax(1, keepdim=True).clamp_(min=lowest)
     # `masses` holds exp(w) only until it is summed, and then exp(v): no memory of its own
     ref_mass = torch.exp(ref_logits.sub_(ref_top), out=masses).sum(1)
-    ref_logits.sub_(logits.sub_(top))  # from here on w - v
+    lowest_v = logits.sub_(top).amin(1)
+    ref_logits.sub_(logits)  # from here on w - v
+    # The passes for excluded tokens are skipped if there are none, which the compiler cannot branch on
+    every_pass = torch.compiler.is_compiling()
+    largest = ref_largest = torch.zeros_like(ref_mass)
+    if every_pass or bool((lowest_v == -torch.inf).any()):
+        excluded = logits == -torch.inf
+        ref_largest = torch.where(excluded, masses, 0).amax(1)
+        ref_logits.masked_fill_(excluded, 0)
     forward = masses.mul_(ref_logits).sum(1)
-    if torch.compiler.is_compiling() or bool(forward.isnan().any()):
-        # A token that the reference excludes contributes 0, not 0 * -inf = NaN
-        forward = masses.nan_to_num(nan=0, posinf=torch.inf, neginf=-torch.inf).sum(1)
-    _exponentiate(logits, ref_logits, masses)
+    if every_pass or bool(forward.isnan().any()):
+        forward = masses.nansum(1)  # a token that the reference excludes contributes 0, not 0 * -inf = NaN
+    _exponentiate(logits, ref_logits, masses, lowest_v)
     mass, cross, spread = masses.sum(1), ref_logits.mul_(masses).sum(1), logits.mul_(masses).sum(1)
-    return torch.stack([top[:, 0], ref_top[:, 0], mass, ref_mass, cross, spread, forward], 1)
+    if every_pass or bool((cross == -torch.inf).any()):
+        excluded = ref_logits == -torch.inf
+        largest = torch.where(excluded, masses, 0).amax(1)
+        cross = ref_logits.masked_fill_(excluded, 0).sum(1)
+    tops = top[:, 0], ref_top[:, 0]
+    return torch.stack([*tops, mass, ref_mass, cross, spread, forward, largest, ref_largest], 1)
 
 
 def block_gradient(
@@ -134,7 +146,8 @@ def block_recomputed_gradient(
         ref_masses = ref_logits.exp()
         ref_masses.masked_fill_(ref_masses < torch.finfo(ref_masses.dtype).tiny, 0).mul_(by_reference)
     # logits -> log p and ref_logits -> log q - log p; then p (a + b (log q - log p) + c log p + e x)
-    _exponentiate(logits.sub_(normaliser), ref_logits.sub_(logits), masses)
+    ref_logits.sub_(logits.sub_(normaliser))
+    _exponentiate(logits, ref_logits, masses, logits.amin(1))
     finite_(ref_logits).mul_(slope).addcmul_(logits, by_logprob)
     ref_logits.add_(constant).mul_(masses)
     if ref_masses is not None:
@@ -177,12 +190,15 @@ def _scratch(block: Tensor) -> Tensor:
     return block.clone() if torch.compiler.is_compiling() else block
 
 
-def _exponentiate(centred: Tensor, differences: Tensor, masses: Tensor) -> None:
-    """Set masses = exp(centred), and all three to 0 where that is subnormal: it slows products thirtyfold."""
+def _exponentiate(centred: Tensor, differences: Tensor, masses: Tensor, lowest: Tensor) -> None:
+    """Set masses = exp(centred), and all three to 0 where that is subnormal: it slows products thirtyfold.
+
+    `lowest` are the minima of the rows of `centred`.
+    """
     torch.exp(centred, out=masses)
     # The masked passes are skipped if no entry needs them, a test that the compiler cannot branch on
     floor = math.log(torch.finfo(centred.dtype).tiny)
-    if torch.compiler.is_compiling() or not bool((centred.amin(1) > floor).all()):
+    if torch.compiler.is_compiling() or not bool((lowest > floor).all()):
         absent = ~(centred > floor)
         for values in (masses, differences, centred):
             values.masked_fill_(absent, 0)
@@ -277,20 +293,22 @@ class RowStats(NamedTuple):
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
-        """Combine the results of `TiledInputs.sums` for all blocks, stacked, shape [blocks, N, 7 or 8]."""
+        """Combine the results of `TiledInputs.sums` for all blocks, stacked, shape [blocks, N, 9 or 10]."""
         # Each block b has its own maxima m_b and n_b: v = l - m_b and w = l' - n_b for logits l and l'
-        top, ref_top, mass, ref_mass, cross, spread, forward, *valued = sums.double().unbind(2)
+        columns = sums.double().unbind(2)
+        top, ref_top, mass, ref_mass, cross, spread, forward, largest, ref_largest, *valued = columns
         # log sum_v exp(l_v) = log sum_b exp(m_b) sum_{v in b} exp(v), and the same for the reference
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
         # p_v = exp(l_v - Z) = exp(v) exp(m_b - Z): the share turns sums of exp(v) into sums of p
-        share = (top - normaliser).exp()
+        share, ref_share = (top - normaliser).exp(), (ref_top - ref_normaliser).exp()
+        # A block that a model excludes contributes 0; its maximum there is a large negative number
+        between = torch.where((mass > 0) & (ref_mass > 0), top - ref_top, 0)
         # KL = sum_v p_v (l_v - l'_v) - (Z - Z'), where l - l' = (m_b - n_b) - (w - v)
-        log_ratio = (share * (mass * (top - ref_top) - cross)).sum(0)
+        log_ratio = _over_blocks(share, mass * between - cross, largest, sums.dtype)
         kl = log_ratio - (normaliser - ref_normaliser)
         # The same with the roles exchanged, where the sums of exp(w) (w - v) have the other sign
-        ref_share = (ref_top - ref_normaliser).exp()
-        ref_log_ratio = (ref_share * (forward - ref_mass * (top - ref_top))).sum(0)
+        ref_log_ratio = _over_blocks(ref_share, forward - ref_mass * between, ref_largest, sums.dtype)
         forward_kl = ref_log_ratio + (normaliser - ref_normaliser)
         # H = Z - sum_v p_v l_v, where l = m_b + v
         entropy = normaliser - (share * (mass * top + spread)).sum(0)
@@ -298,3 +316,14 @@ class RowStats(NamedTuple):
         # Rounding can make what is 0 slightly negative
         kl, entropy, forward_kl = (value.clamp_(min=0) for value in (kl, entropy, forward_kl))
         return RowStats(normaliser, ref_normaliser, kl, entropy, forward_kl, expected_value)
+
+
+def _over_blocks(share: Tensor, values: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum of share · values over the blocks; +inf if an excluded token's probability is not 0 in the dtype.
+
+    `largest` are the largest of those probabilities before they are multiplied with the share. See
+    `probabilities_of` for what counts as 0.
+    """
+    least = torch.finfo(dtype).tiny
+    total = torch.where(share < least, 0, share * values).sum(0)
+    return total.masked_fill((share * largest >= least).any(0), torch.inf)

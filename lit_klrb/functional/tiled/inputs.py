@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.errors import check_positive
+from lit_klrb.functional.checks import check_mask, check_shape, inside_mask, rows_of
 from lit_klrb.functional.logprobs import TopK, full_token_values, warn_infinite_kl
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
@@ -30,8 +31,12 @@ class Pair(NamedTuple):
 
 
 class TiledInputs(NamedTuple):
-    """Heads of policy and reference with their scaled hidden states, [N, D] and [N, D'], for N tokens."""
+    """Heads of policy and reference with their scaled hidden states, [N, D] and [N, D'], for N tokens.
 
+    `mask` is the mask of those tokens, [B, T]; None if they are all.
+    """
+
+    mask: Tensor | None
     policy: Head
     reference: Head
     inputs: Tensor
@@ -54,7 +59,9 @@ class TiledInputs(NamedTuple):
     ) -> "TiledInputs":
         """Check the arguments of a tiled operation and select the rows inside the mask."""
         check_positive(temperature=temperature, tile_size=tile_size)
-        check_shape("mask", mask, tuple(tokens.shape))
+        if mask is not None:
+            check_mask(mask, tuple(tokens.shape))
+        mask = inside_mask(tokens, mask, len(policy.weight))
         if topk is not None:
             topk.check(len(policy.weight))
         for prefix, pair in (("", policy), ("ref_", reference)):
@@ -66,9 +73,14 @@ class TiledInputs(NamedTuple):
         inputs = head.inputs(rows_of(policy.hidden, mask))
         ref_inputs = ref_head.inputs(rows_of(reference.hidden, mask)).to(inputs.dtype)
         values = full_token_values(token_values, len(policy.weight), like=inputs)
-        rows = rows_of(tokens, mask)
+        rows = rows_of(tokens, mask).long()
         tile_size = tile_size or default_tile_size(len(policy.weight))
-        return TiledInputs(head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
+        return TiledInputs(mask, head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
+
+    @property
+    def constants(self) -> tuple[Tensor | None, ...]:
+        """What a backward pass needs beside the policy: saved, autograd detects changes in between."""
+        return self.reference.weight, self.reference.bias, self.tokens, self.token_values
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the rows, one per tile."""
@@ -97,7 +109,7 @@ class TiledInputs(NamedTuple):
         return None if self.topk is None else Candidacy(self.topk)
 
     def sums(self, rows: slice, block: slice, buffers: Buffers, candidacy: Candidacy | None) -> Tensor:
-        """`block_sums` for a tile and a block, shape [rows, 7]; with token values a, [rows, 8].
+        """`block_sums` for a tile and a block, shape [rows, 9]; with token values a, [rows, 10].
 
         The last column is the sum of exp(v) a. The candidates for the head are added to `candidacy`.
         """
@@ -167,25 +179,6 @@ def unless_no_grad(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if tensor is None else tensor.detach() for tensor in tensors)
 
 
-def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Select the rows inside the mask: [B, T, ...] to [N, ...]."""
-    return values.flatten(0, 1) if mask is None else values[mask]
-
-
-def positions_of(rows: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """The inverse of `rows_of`: [N, ...] to [B, T, ...], 0 outside the mask."""
-    if mask is None:
-        return rows.view_as(tokens)
-    inside = mask.view(*mask.shape, *[1] * (tokens.ndim - 2))
-    return rows.new_zeros(tokens.shape).masked_scatter(inside, rows)
-
-
-def weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """The product of weights and values; 0 where the weight is 0, even for an infinite value."""
-    return torch.where(weights == 0, 0, weights * values)
-
-
-def check_shape(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Check the shape of a tensor; None is skipped."""
-    if value is not None and tuple(value.shape) != shape:
-        raise ConfigurationError(f"must have shape {list(shape)}, got {list(value.shape)}", key=name)
+def defined(slopes: Tensor, divergence: Tensor) -> Tensor:
+    """The weights of a divergence in the loss; NaN where it is infinite, as its gradient then is."""
+    return torch.where((divergence == torch.inf) & (slopes != 0), torch.nan, slopes)

@@ -8,18 +8,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_klrb.errors import check_positive
+from lit_klrb.functional.checks import check_mask, check_shape, inside_mask, positions_of, rows_of
 from lit_klrb.functional.products import linear
 from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
 from lit_klrb.functional.tiled.head import Head, HeadGradients
-from lit_klrb.functional.tiled.inputs import (
-    check_shape,
-    default_tile_size,
-    may_be_retained,
-    positions_of,
-    rows_of,
-    tiles_of,
-    unless_no_grad,
-)
+from lit_klrb.functional.tiled.inputs import default_tile_size, may_be_retained, tiles_of, unless_no_grad
 
 # So many logits (4 MB) are computed at once: tiles took 1.2 times as long for 3,072 tokens and V = 239, but
 # not for V = 2,048 (`python -m benchmarks logprobs`).
@@ -50,14 +43,15 @@ def tiled_logprobs(
         temperature: The logits are divided by it.
         tile_size: Rows (tokens) per tile.
         mask: True where log-probabilities are computed, shape [B, T]; other positions have no influence,
-            whatever they hold, and are 0 in the result. None computes all.
+            whatever they hold, and are 0 in the result. None computes all tokens but -100, whose result is 0.
         logit_softcap: Soft cap of the logits.
 
     Returns:
         Log-probabilities in float32, or in float64 for float64 hidden states, in the shape of the tokens.
 
     Raises:
-        ConfigurationError: If the shapes do not match, or a number is not positive.
+        ConfigurationError: If the shapes do not match, a token inside the mask is not in the vocabulary, or a
+            number is not positive.
 
     Example:
         >>> hidden, coin = torch.ones(1, 2, 1), torch.tensor([[0.7], [0.3]]).log()
@@ -70,19 +64,25 @@ def tiled_logprobs(
     """
     check_positive(temperature=temperature, tile_size=tile_size, logit_softcap=logit_softcap)
     positions = tuple(tokens.shape[:2])
-    check_shape("mask", mask, positions)
     check_shape("hidden", hidden, (*positions, weight.shape[-1]))
     check_shape("bias", bias, (len(weight),))
+    several, counted = tokens if tokens.ndim == 3 else tokens.unsqueeze(-1), None
+    if mask is not None:
+        check_mask(mask, positions)
+        inside_mask(several, mask, len(weight))
+    elif (counted := inside_mask(several, None, len(weight))) is not None:
+        mask, several = counted.any(-1), several.masked_fill(~counted, 0)
     head = Head.of(weight, bias, temperature, logit_softcap)
     inputs = head.inputs(rows_of(hidden, mask))
-    several = tokens.view(*positions, -1)
-    rows = _Rows(head, inputs, rows_of(several, mask), tile_size or default_tile_size(len(weight)))
+    tile_size = tile_size or default_tile_size(len(weight))
+    rows = _Rows(head, inputs, rows_of(several, mask).long(), tile_size)
     if len(rows.tokens) * len(weight) <= _AT_ONCE:
         logprobs = rows.from_all_logits(rows_of(hidden, mask), weight, bias)
     else:
         leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
         logprobs = _TiledLogprobs.apply(*leaves, rows)  # type: ignore[no-untyped-call]
-    return positions_of(logprobs, several, mask).view_as(tokens)
+    logprobs = positions_of(logprobs, several, mask)
+    return (logprobs if counted is None else torch.where(counted, logprobs, 0)).view_as(tokens)
 
 
 class _Rows(NamedTuple):
@@ -153,7 +153,7 @@ class _TiledLogprobs(torch.autograd.Function):
                 tiles.append(kept)
             columns = [rows.head.token_logits(rows.inputs, tokens) for tokens in rows.tokens.unbind(1)]
         # `rows` has what backward needs; saving them makes autograd detect changes made in between
-        ctx.save_for_backward(hidden, weight, bias)
+        ctx.save_for_backward(hidden, weight, bias, rows.tokens)
         ctx.rows, ctx.normalisers, ctx.tiles = rows, normalisers, tiles if retain else None
         return (torch.stack(columns, 1) - torch.cat(normalisers)[:, None]).to(rows.inputs.dtype)
 

@@ -8,19 +8,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.functional.checks import check_shape, positions_of, rows_of
+from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.functional.tiled.blocks import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.inputs import (
-    Pair,
-    TiledInputs,
-    check_shape,
-    positions_of,
-    rows_of,
-    unless_no_grad,
-    weighted,
-)
+from lit_klrb.functional.tiled.inputs import Pair, TiledInputs, unless_no_grad
 from lit_klrb.functional.tiled.tile import Tile
 from lit_klrb.functional.topk import kl_topk
 
@@ -88,9 +82,10 @@ def tiled_policy_loss(
         the reference excludes a token, the KL is +inf and a warning names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not match, if temperature, tile size, clip range or a soft cap is
-            not positive, if k is out of range, if a clip range is given without a behaviour policy, or if
-            only one of token values and their weights is given.
+        ConfigurationError: If the shapes do not match, if a token inside the mask is not in the vocabulary,
+            if temperature, tile size, clip range or a soft cap is not positive, if k is out of range, if a
+            clip range is given without a behaviour policy, or if only one of token values and their weights
+            is given.
 
     Example:
         >>> hidden, tokens, ones = torch.ones(1, 1, 1), torch.tensor([[0]]), torch.ones(1, 1)
@@ -113,18 +108,19 @@ def tiled_policy_loss(
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
     tiled = TiledInputs.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
-    behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, mask)
+    sequences, inside = max(len(tokens), 1), tiled.mask
+    behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, inside)
     objective = _Objective(
-        rows_of(score_weights.detach(), mask) / len(tokens),
-        rows_of(kl_weights.detach(), mask) / len(tokens),
-        None if value_weights is None else rows_of(value_weights.detach(), mask) / len(tokens),
+        rows_of(score_weights.detach(), inside) / sequences,
+        rows_of(kl_weights.detach(), inside) / sequences,
+        None if value_weights is None else rows_of(value_weights.detach(), inside) / sequences,
         behaviour,
         math.inf if clip_range is None else clip_range,
     )
-    leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
+    leaves, names = unless_no_grad(rows_of(hidden, inside), weight, bias), list[str]()
     apply: Any = _TiledPolicyLoss.apply
     loss, *fields = apply(*leaves, tiled, objective, names)
-    spread = (positions_of(field, tokens, mask) for field in fields)
+    spread = (positions_of(field, tokens, inside) for field in fields)
     return loss, TokenStats(**dict(zip(names, spread, strict=True)))
 
 

@@ -6,18 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_klrb.functional.checks import positions_of, rows_of
+from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.inputs import (
-    Pair,
-    TiledInputs,
-    may_be_retained,
-    positions_of,
-    rows_of,
-    unless_no_grad,
-    weighted,
-)
+from lit_klrb.functional.tiled.inputs import Pair, TiledInputs, defined, may_be_retained, unless_no_grad
 from lit_klrb.functional.tiled.tile import Tile
 from lit_klrb.functional.tiled.topk import TopKRows
 
@@ -58,7 +52,7 @@ def tiled_token_stats(
         temperature: The sampling temperature; the logits of both models are divided by it.
         tile_size: Rows (tokens) per tile.
         mask: True where statistics are computed, shape [B, T]; other positions have no influence, whatever
-            they hold, and are 0 in the result. None computes all.
+            they hold, and are 0 in the result. None computes all whose token is not -100.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
         token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
@@ -71,8 +65,8 @@ def tiled_token_stats(
         names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not match, temperature, tile size or a soft cap is not positive,
-            or k is out of range.
+        ConfigurationError: If the shapes do not match, a token inside the mask is not in the vocabulary,
+            temperature, tile size or a soft cap is not positive, or k is out of range.
 
     Example:
         >>> hidden, tokens = torch.ones(1, 1, 1), torch.tensor([[0]])
@@ -84,6 +78,7 @@ def tiled_token_stats(
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
     tiled = TiledInputs.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
+    mask = tiled.mask
     leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
     fields = _TiledTokenStats.apply(*leaves, tiled, names)  # type: ignore[no-untyped-call]
     spread = (positions_of(field, tokens, mask) for field in fields)
@@ -110,7 +105,7 @@ class _TiledTokenStats(torch.autograd.Function):
         tiled.warn_infinite(stats.kl)
         names.extend(fields)
         # `tiled` has what backward needs; saving them makes autograd detect changes made in between
-        ctx.save_for_backward(hidden, weight, bias)
+        ctx.save_for_backward(hidden, weight, bias, *tiled.constants)
         ctx.tiled, ctx.stats, ctx.heads, ctx.tiles, ctx.names = tiled, stats, heads, tiles, names
         ctx.mark_non_differentiable(*(field for name, field in fields.items() if name in _CONSTANT))
         ctx.set_materialize_grads(False)
@@ -172,6 +167,7 @@ def _recompute(
     nothing = tiled.inputs.new_zeros(len(tiled.tokens))
     names = "logprobs", "kl", "entropy", "forward_kl"
     score, kl, entropy, forward = (slopes.get(name, nothing) for name in names)
+    kl, forward = defined(kl, stats.kl), defined(forward, stats.forward_kl)
     value = [] if stats.expected_value is None else [slopes.get("expected_value", nothing)]
     # What multiplies p alone; `weighted`, as a weight of 0 must remove an infinite KL
     constant = forward - score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)

@@ -5,14 +5,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, finite_, fused
+from lit_klrb.functional.credit import weighted
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.inputs import TiledInputs, weighted
+from lit_klrb.functional.tiled.inputs import TiledInputs, defined
 from lit_klrb.functional.tiled.topk import TopKRows
 
 
 class Tile(NamedTuple):
-    """Rows of a tile, with the results of `TiledInputs.sums` for all blocks, shape [blocks, N, 7 or 8]."""
+    """Rows of a tile, with the results of `TiledInputs.sums` for all blocks, shape [blocks, N, 9 or 10]."""
 
     tiled: TiledInputs
     rows: slice
@@ -47,6 +48,8 @@ class Tile(NamedTuple):
         nothing = tiled.inputs.new_zeros(len(self.sums[0]))
         score = slopes.get("logprobs", nothing)
         kl_weights = slopes.get("kl" if self.heads is None else "head_kl", nothing)
+        if self.heads is None:
+            kl_weights = defined(kl_weights, self.stats.kl)
         value_weights = None if tiled.token_values is None else slopes.get("expected_value", nothing)
         gradient_of = fused(block_gradient, score.device)
         at_all, at_head = None, None
@@ -54,14 +57,11 @@ class Tile(NamedTuple):
             at_all, at_head = self.heads.gradient(kl_weights, slopes.get("head_mass"))
             kl_weights = nothing
         coefficients = self._coefficients(score, kl_weights, value_weights, at_all)
-        infinite = bool((self.stats.kl == torch.inf).any())
         for index, block in enumerate(policy.blocks()):
             # What `block_sums` left: exp(v) (w - v), which becomes the gradient, and exp(v)
             _, gradient, masses = self.buffers.block(len(score), block)
             if self.heads is not None:  # not retained: holds the last block's, whose coefficient is 0
                 gradient.zero_()
-            elif infinite:  # a KL weight of 0 must give 0, not 0 * inf = NaN
-                finite_(gradient)
             gradient_of(gradient, masses, coefficients[index], *tiled.values_of(self.rows, block))
             if self.heads is not None and at_head is not None:
                 self.heads.scatter(at_head, gradient, block)
@@ -88,6 +88,7 @@ class Tile(NamedTuple):
         # Each block has its own maxima as reference points of v and w, hence a factor and a shift per block
         log_factor = self.sums[..., 0] - stats.normaliser
         shift = log_factor - (self.sums[..., 1] - stats.ref_normaliser)
+        shift = torch.where((self.sums[..., 2:4] > 0).all(-1), shift, 0)  # see `RowStats.of`
         # `weighted`, as a weight of 0 must remove an infinite KL
         constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
         if at_all is not None:

@@ -1,5 +1,6 @@
 """The k most likely tokens of every row, collected block by block, and the gradients of sums over them."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -46,8 +47,13 @@ class Candidacy:
         """The heads of all tiles, in the order of their rows; the candidates are dropped."""
         tiles = [self._tiles.pop(start) for start in sorted(self._tiles)]
         tokens, logits, ref_logits = (torch.cat(fields) for fields in zip(*tiles, strict=True))
-        normaliser, ref_normaliser = stats.normaliser[:, None], stats.ref_normaliser[:, None]
-        return TopKRows(tokens, logits - normaliser, ref_logits - ref_normaliser)
+        logprobs, ref_logprobs = (
+            logits - stats.normaliser[:, None],
+            ref_logits - stats.ref_normaliser[:, None],
+        )
+        # What counts as 0 in the dtype of the logits, see `probabilities_of`, has to be 0 in float64
+        least = math.log(torch.finfo(logits.dtype).tiny)
+        return TopKRows(tokens, logprobs.masked_fill(logprobs < least, -torch.inf), ref_logprobs)
 
 
 class TopKRows(NamedTuple):
