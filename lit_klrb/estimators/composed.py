@@ -38,7 +38,7 @@ class RecipesEstimator(KLEstimator):
     def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
         stats = stats.masked(mask)
         if self.recipe.value is None:
-            return torch.zeros_like(stats.logprobs[:, 0])
+            return stats.logprobs.new_zeros(len(mask))
         return per_token(self.recipe.value).of(stats).sum(-1)
 
     @abstractmethod

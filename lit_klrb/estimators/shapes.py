@@ -35,5 +35,5 @@ def check_rollout(
         check_shape(name, values, shape)
     check_shape("rewards", rewards, shape[:1])
     check_integer(group_size=group_size)
-    if not isinstance(beta, Real | Tensor) or not 0 <= beta < math.inf:
+    if not isinstance(beta, Real | Tensor) or not 0 <= float(beta) < math.inf:
         raise ConfigurationError(f"must be at least 0 and finite, got {beta}", key="beta")

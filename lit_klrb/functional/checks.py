@@ -35,16 +35,14 @@ def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
         raise ConfigurationError(problem + remedy, key=name)
 
 
-def check_mask(mask: Tensor, shape: tuple[int, ...] | None = None) -> None:
+def check_mask(mask: Any, shape: tuple[int, ...] | None = None) -> None:
     """Check that a mask is a boolean matrix, of this shape if one is given.
 
     Numbers are refused: torch reads them as indices or converts them, depending on the function.
     """
-    if mask.ndim != 2 or mask.dtype is not torch.bool:
-        problem = f"must be torch.bool of shape [B, T], got {mask.dtype} of shape {[*mask.shape]}"
-        raise ConfigurationError(
-            problem if mask.dtype is torch.bool else f"{problem}; pass mask.bool()", key="mask"
-        )
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.ndim != 2:
+        got = f"{mask.dtype} of shape {[*mask.shape]}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ConfigurationError(f"must be torch.bool of shape [B, T], got {got}", key="mask")
     if shape is not None:
         check_shape("mask", mask, shape)
 

@@ -1,5 +1,6 @@
 """Differentiable log-probabilities of one model from hidden states and head, without [B, T, V] logits."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -106,10 +107,11 @@ class _Rows(NamedTuple):
         """The logits of a tile, one block at a time; overwritten by the next unless they are retained."""
         count = rows.stop - rows.start
         for block in self.head.blocks():
-            size = count * (block.stop - block.start)
+            shape = count, block.stop - block.start
+            size = math.prod(shape)
             memory = self.inputs.new_empty(size) if retain else take("logits", self.inputs, size)
             weight = self.head.weight[block].to(self.inputs.dtype)
-            yield self.head.logits(self.inputs[rows], weight, block, memory.view(count, -1))
+            yield self.head.logits(self.inputs[rows], weight, block, memory.view(shape))
 
     def normaliser(self, tops_and_masses: list[Tensor]) -> Tensor:
         """The log normaliser of each row, in float64, from the results of `block_masses`."""
