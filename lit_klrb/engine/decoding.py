@@ -16,7 +16,7 @@ from lit_klrb.models.capabilities import (
     agree,
     continues,
     continuing,
-    in_float32,
+    full_precision_forward,
     key_value_cache,
     position_ids,
     probe_tokens,
@@ -203,7 +203,7 @@ def captures_graphs(model: PreTrainedModel) -> bool:
     if CAPTURES not in vars(model):
         setattr(model, CAPTURES, False)
         # Models with caches or masks of their own raise all kinds of exceptions
-        with torch.autocast(model.device.type, enabled=False), in_float32(model), suppress(Exception):
+        with full_precision_forward(model), suppress(Exception):
             setattr(model, CAPTURES, _agrees_with_static_buffers(model))
         if not getattr(model, CAPTURES):
             say_once(_without_graphs(model, "it synchronises with the GPU, or needs dynamic buffers"))

@@ -86,6 +86,24 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
+@contextmanager
+def full_precision_forward(model: PreTrainedModel) -> Iterator[None]:
+    """Forward passes in float32, for checks: no autocast, the caller's or accelerate's, and no 16-bit weights.
+
+    accelerate's `prepare` wraps `forward` in autocast and returns float32, which a check would take for a model
+    with other logits.
+    """
+    wrapped, original = vars(model).get("forward"), vars(model).get("_original_forward")
+    if original is not None:
+        model.forward = original
+    try:
+        with torch.autocast(model.device.type, enabled=False), in_float32(model):
+            yield
+    finally:
+        if original is not None:
+            model.forward = wrapped
+
+
 def has_weights(model: nn.Module) -> bool:
     """Whether a model has the numbers that its outputs depend on."""
     return not any(weight.is_meta for weight in model.parameters())
@@ -141,7 +159,7 @@ def cache_name(model: PreTrainedModel) -> str | None:
         known = inspect.signature(model.forward).parameters
         for name in sorted(CACHE_NAMES, key=lambda name: name not in known):
             # Caches of their own raise all kinds of exceptions
-            with torch.autocast(model.device.type, enabled=False), in_float32(model), suppress(Exception):
+            with full_precision_forward(model), suppress(Exception):
                 if _continues_on_probe(model, name):
                     setattr(model, CONTINUES, name)
                     break

@@ -201,7 +201,7 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
     tokens = torch.tensor(PROBE, device=model.device) % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
     rollout = Rollout(tokens, everything, everything[:, -2:])
-    with capabilities.eval_mode(model), capabilities.in_float32(model):
+    with capabilities.eval_mode(model), capabilities.full_precision_forward(model):
         caches_attention = all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
         if split.caches and not (caches_attention and capabilities.continues(model)):
             return False

@@ -1,9 +1,11 @@
 """What a model computes with padding and from cached states is tried, not looked up."""
 
 import inspect
+from types import MethodType
 
 import pytest
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import tiny
@@ -101,6 +103,19 @@ def test_a_cap_of_the_logits_is_noticed_at_logits_of_any_size(cap):
 def capped(output, cap):
     output.logits = cap * torch.tanh(output.logits / cap)
     return output
+
+
+def test_accelerates_autocast_hides_nothing():
+    """TRL's default is bf16=True, with which accelerate's `prepare` wraps `forward`."""
+    model = tiny("llama", dtype=torch.float32)
+    model._original_forward = model.forward
+    in_autocast = torch.autocast("cpu", torch.bfloat16)(type(model).forward)
+    model.forward = MethodType(convert_outputs_to_fp32(in_autocast), model)
+    wrapped = model.forward
+    split = split_model(model)
+    assert split is not None
+    assert split.caches
+    assert model.forward is wrapped
 
 
 def test_logits_agree_up_to_rounding():
