@@ -5,15 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_klrb.distributed import own_rows
+from lit_klrb.distributed import gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
+from lit_klrb.functional import TokenStats
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.rollouts.scoring import Scorer
 from lit_klrb.rollouts.step import Scored, policy_loss, weigh
 
 # Entries that are added to TRL's batches, which split and shuffle them by rows.
 STATES, BEHAVIOUR, WEIGHT = "kl_reference_states", "kl_behaviour_logprobs", "kl_weights_"
+OBJECTIVE = "kl_objective"
 
 
 @torch.no_grad()
@@ -24,8 +26,6 @@ def add_weights(
     beta: float,
     group_size: int,
     rewards: Tensor | None = None,
-    *,
-    observe: bool = True,
 ) -> tuple[dict[str, Any], float]:
     """A batch of TRL with the estimator's weights, and the mean of its KL per sequence in nats.
 
@@ -33,32 +33,56 @@ def add_weights(
 
     Args:
         batch: This process's rows of whole groups, prompt-major: `prompt_ids` and `prompt_mask` [B, P],
-            `completion_ids` and `completion_mask` [B, T], and the `advantages` of the rewards [B], if any.
+            `completion_ids` and `completion_mask` [B, T], the `advantages` of the rewards [B], if any, and
+            the `sampling_per_token_logps` of vLLM [B, T], if any.
         scorer: Policy and reference.
         memory: The estimator, with what it remembers.
         beta: Weight of the KL.
         group_size: Completions per prompt (K).
         rewards: The rewards of the completions of all processes; None if only their advantages are known.
-        observe: Remember the batch.
     """
-    if "pixel_values" in batch:
-        raise ConfigurationError("images are not supported", key="train_dataset")
-    rollout, estimator = rollout_of(batch), memory.estimator
-    states = scorer.reference_states(rollout)
-    stats = scorer.stats(rollout, states, memory.token_values, estimator.topk)
-    scored = Scored.everyones(rollout, stats, batch.get("advantages", states.new_zeros(len(states))).float())
-    _, mask, everyones, advantages = scored
-    assert advantages is not None
-    given = rewards_of(advantages, rewards, estimator, group_size) if "advantages" in batch else None
-    weights = weigh(memory, scored._replace(rewards=given), beta=beta, group_size=group_size, observe=observe)
+    rollout, states, stats = _score(batch, scorer, memory)
+    estimator = memory.estimator
+    advantages = batch.get("advantages", states.new_zeros(len(states))).float()
+    scored = Scored.everyones(rollout, stats, advantages)
+    if "advantages" in batch:
+        assert scored.rewards is not None
+        rewards = rewards_of(scored.rewards, rewards, estimator, group_size)
+    weights = weigh(memory, scored._replace(rewards=rewards), beta=beta, group_size=group_size)
     weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
     added = {WEIGHT + name: field for name, field in weights._asdict().items() if field is not None}
-    kl = estimator.value(everyones, mask).mean().item()
-    return {**batch, **added, STATES: states, BEHAVIOUR: stats.logprobs}, kl
+    behaviour = batch.get("sampling_per_token_logps", stats.logprobs)
+    behaviour = torch.where(behaviour.isnan(), stats.logprobs, behaviour)  # vLLM does not know all
+    kl = estimator.value(scored.stats, scored.mask).mean().item()
+    return {**batch, **added, STATES: states, BEHAVIOUR: behaviour}, kl
+
+
+@torch.no_grad()
+def add_objective(
+    batch: dict[str, Any], scorer: Scorer, memory: EstimatorMemory, beta: float, rewards: Tensor | None
+) -> tuple[dict[str, Any], float]:
+    """A batch of an evaluation with what training minimises, beta KL - reward, and its mean KL in nats.
+
+    The arguments are those of `add_weights`. Completions without a reward have no objective, NaN.
+    """
+    rollout, _, stats = _score(batch, scorer, memory)
+    kl = memory.estimator.value(stats, rollout.mask)
+    own = 0.0 if rewards is None else own_rows(rewards[:, None], like=kl[:, None])[:, 0]
+    return {**batch, OBJECTIVE: beta * kl - own}, gather_rows(kl).mean().item()
+
+
+def _score(
+    batch: dict[str, Any], scorer: Scorer, memory: EstimatorMemory
+) -> tuple[Rollout, Tensor, TokenStats]:
+    """The rollout of a batch of TRL, the reference's states and the token statistics."""
+    if "pixel_values" in batch:
+        raise ConfigurationError("images are not supported", key="train_dataset")
+    states = scorer.reference_states(rollout := rollout_of(batch))
+    return rollout, states, scorer.stats(rollout, states, memory.token_values, memory.estimator.topk)
 
 
 def total_rewards(by_function: Tensor, trainer: Any) -> Tensor:
-    """The rewards from which TRL computes advantages, shape [B].
+    """The rewards from which TRL computes advantages, shape [B]; NaN where no function gives any.
 
     Args:
         by_function: The rewards of each function, NaN where it gives none, shape [B, functions].
@@ -66,7 +90,8 @@ def total_rewards(by_function: Tensor, trainer: Any) -> Tensor:
     """
     rewards: Tensor = (by_function * trainer.reward_weights.to(by_function)).nansum(1)
     clip_range = getattr(trainer, "reward_clip_range", None)
-    return rewards if clip_range is None else rewards.clamp(*clip_range)
+    rewards = rewards if clip_range is None else rewards.clamp(*clip_range)
+    return rewards.masked_fill(by_function.isnan().all(1), torch.nan)
 
 
 def rewards_of(advantages: Tensor, rewards: Tensor | None, estimator: KLEstimator, group_size: int) -> Tensor:
@@ -78,7 +103,8 @@ def rewards_of(advantages: Tensor, rewards: Tensor | None, estimator: KLEstimato
 
     Args:
         advantages: TRL's, of whole groups, shape [B].
-        rewards: The rewards that they were computed from, shape [B]; None if unknown.
+        rewards: The rewards that they were computed from, shape [B], NaN where there is none, which has the
+            advantage 0; None if unknown.
         estimator: The estimator.
         group_size: Completions per prompt (K).
 
@@ -95,9 +121,10 @@ def rewards_of(advantages: Tensor, rewards: Tensor | None, estimator: KLEstimato
     if rewards is None:
         return centred.flatten()
     groups = rewards.to(centred).view(-1, group_size)
-    means = groups.mean(1, keepdim=True)
-    square = (groups - means).square().sum(1, keepdim=True)
-    scale = (centred * (groups - means)).sum(1, keepdim=True) / square
+    means = groups.nanmean(1, keepdim=True).nan_to_num()
+    deviations = (groups - means).nan_to_num()
+    square = deviations.square().sum(1, keepdim=True)
+    scale = (centred * deviations).sum(1, keepdim=True) / square
     # Groups of equal rewards do not show by what TRL multiplied them
     known = scale[square > 0]
     scale = torch.where(square > 0, scale, known.min() if len(known) else 1.0)

@@ -88,12 +88,13 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def full_precision_forward(model: PreTrainedModel) -> Iterator[None]:
-    """Forward passes in float32, for checks: no autocast, the caller's or accelerate's, and no 16-bit weights.
+    """Forward passes in float32, for checks: no autocast, neither the caller's nor accelerate's.
 
-    accelerate's `prepare` wraps `forward` in autocast and returns float32, which a check would take for a model
-    with other logits.
+    accelerate's `prepare` wraps `forward` in autocast and returns float32, which a check would take for a
+    model with other logits.
     """
-    wrapped, original = vars(model).get("forward"), vars(model).get("_original_forward")
+    wrapped = model.forward
+    original = vars(model).get("_original_forward")
     if original is not None:
         model.forward = original
     try:

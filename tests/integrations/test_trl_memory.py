@@ -71,9 +71,9 @@ def test_the_weights_are_those_of_the_trainer_on_the_same_rollouts(estimator):
         plain = estimators.RaoBlackwell().weights(stats, rollout.mask, rewards, beta=BETA, group_size=GROUP)
         differences.append((added[WEIGHT + "score"] - plain.score).abs().max().item())
     assert max(differences[1:]) > 1e-3
-    # An evaluation is weighted, but not remembered
+    # An evaluation is not remembered
     before = memory.state_dict()
-    adapter.add_weights(batch, scorer, memory, BETA, GROUP, rewards, observe=False)
+    adapter.add_objective(batch, scorer, memory, BETA, rewards)
     assert str(memory.state_dict()) == str(before)
 
 
@@ -95,12 +95,24 @@ def test_the_mean_of_the_others_does_not_depend_on_the_own_reward():
     assert abs(others(rewards, known=False) - others(changed, known=False)) > 0.1
 
 
+def test_a_completion_without_a_reward_changes_none_of_the_others():
+    """TRL leaves it out of the mean of the others and gives it the advantage 0."""
+    rewards = torch.tensor([1.0, 4.0, math.nan, 7.0] + [math.nan] * 4)
+    advantages = torch.tensor([1 - 5.5, 0.0, 0.0, 7 - 2.5] + [0.0] * 4)  # less the mean of the others
+    given = rewards_of(advantages, rewards, estimators.RaoBlackwell(), GROUP)
+    torch.testing.assert_close(given - leave_one_out_baseline(given, GROUP), advantages)
+    scale = 3 / 4 * 3 / 2  # TRL's factor of leave-one-out, of three completions, and the estimator's, of four
+    torch.testing.assert_close(given, scale * torch.tensor([1.0, 4, 4, 7] + [0.0] * 4))
+
+
 def test_rewards_of_several_functions_are_weighted_and_clipped():
-    by_function = torch.tensor([[1.0, 2.0], [math.nan, 3.0]])
+    by_function = torch.tensor([[1.0, 2.0], [math.nan, 3.0], [math.nan, math.nan]])
     trainer = SimpleNamespace(reward_weights=torch.tensor([1.0, 10.0]))
-    assert total_rewards(by_function, trainer).tolist() == [21.0, 30.0]
+    assert total_rewards(by_function, trainer)[:2].tolist() == [21.0, 30.0]
     trainer.reward_clip_range = (0.0, 25.0)
-    assert total_rewards(by_function, trainer).tolist() == [21.0, 25.0]
+    clipped = total_rewards(by_function, trainer)
+    assert clipped[:2].tolist() == [21.0, 25.0]
+    assert clipped[2].isnan()
 
 
 def trainer_in(folder, steps, estimator, **settings):
@@ -115,7 +127,7 @@ def trainer_in(folder, steps, estimator, **settings):
     arguments = {
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,
         "max_steps": steps, "learning_rate": 0.1, "lr_scheduler_type": "constant", "report_to": [],
-        "use_cpu": True, "seed": 3, "save_strategy": "steps", "save_steps": 2, "bf16": False,
+        "use_cpu": True, "seed": 3, "save_strategy": "steps", "save_steps": 2,
         "disable_tqdm": True, "per_device_train_batch_size": 8, "disable_dropout": True,
     } | settings  # fmt: skip
     return adapter.with_kl_estimator(trl.RLOOTrainer)(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import trl
 from test_trl_adapter import BETA, KEPT, batch_of_trl, in_two_processes, models
 from torch import distributed
 
+from lit_klrb import terminal
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, RaoBlackwellLoss
 from lit_klrb.integrations import trl as adapter
@@ -17,6 +19,12 @@ from lit_klrb.rollouts.scoring import Scorer
 
 DEFAULTS = object()
 OF_ONE_LENGTH = ["I saw", "Do not", "What a", "It was"]
+
+
+def assert_same_step(step, expected):
+    """Up to the rounding of bfloat16, in which the two round different numbers."""
+    assert expected.norm() > 0.1
+    assert (step - expected).norm() < 0.04 * expected.norm()
 
 
 def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **settings):
@@ -31,7 +39,6 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
         settings: Further settings.
     """
     import datasets
-    import trl
 
     policy, reference = models()
     if not (folder / "policy").exists():
@@ -40,7 +47,7 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,
         "max_steps": 1, "learning_rate": 1.0, "lr_scheduler_type": "constant", "optim": "sgd",
         "max_grad_norm": 0.0, "report_to": [], "use_cpu": True, "seed": 3, "save_strategy": "no",
-        "bf16": False, "disable_tqdm": True, "disable_dropout": True,
+        "disable_tqdm": True, "disable_dropout": True,
         "ddp_backend": "gloo" if "WORLD_SIZE" in os.environ else None,
     } | settings  # fmt: skip
     given = {"reward_funcs": lambda completions, **_: [float(len(c)) for c in completions]}
@@ -93,8 +100,7 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
 def test_a_step_of_rloo_is_that_of_trl(tmp_path, settings):
     theirs = step_of("RLOO", tmp_path, **settings)
     ours = step_of("RLOO", tmp_path, MonteCarlo(), **settings)
-    assert theirs.norm() > 0.1
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    assert_same_step(ours, theirs)
 
 
 def test_padding_before_a_prompt_does_not_change_log_probabilities():
@@ -121,9 +127,8 @@ def test_a_step_of_distillation_with_the_token_level_loss_is_that_of_trl(tmp_pat
     settings = {"beta": 1.0, "per_device_train_batch_size": 4, "lora": lora}
     theirs = step_of("Distillation", tmp_path, **settings)
     ours = step_of("Distillation", tmp_path, RaoBlackwellLoss(baseline=None, allow_biased=True), **settings)
-    assert theirs.norm() > 0.1
     # TRL's loss is a mean over tokens, of which each completion has 4
-    torch.testing.assert_close(ours, 4 * theirs, rtol=1e-3, atol=1e-5)
+    assert_same_step(ours, 4 * theirs)
     other = step_of("Distillation", tmp_path, RaoBlackwell(baseline=None), **settings)
     assert (other - ours).norm() > 0.1 * ours.norm()
 
@@ -134,8 +139,7 @@ def test_a_step_of_distillation_with_the_forward_kl_is_that_of_trl(tmp_path):
     theirs = step_of("Distillation", tmp_path, beta=0.0, **settings)
     forward = RaoBlackwell(baseline=None, discount=0.0, forward_share=1.0, allow_biased=True)
     ours = step_of("Distillation", tmp_path, forward, beta=1.0, **settings)
-    assert theirs.norm() > 0.1
-    torch.testing.assert_close(ours, 4 * theirs, rtol=1e-3, atol=1e-5)
+    assert_same_step(ours, 4 * theirs)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -150,23 +154,6 @@ def test_distillation_without_an_estimator_begins_with_the_own_tokens_credit(tmp
     step_of("RLOO", tmp_path, DEFAULTS, per_device_train_batch_size=8)
     assert KEPT[-1].kl_memory.estimator == RaoBlackwellControlVariate()
     assert KEPT[-1].kl_memory.finals == {}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_loss_has_the_precision_of_the_statistics(tmp_path, monkeypatch):
-    dtypes = []
-
-    def recording(function):
-        def record(*arguments, **settings):
-            dtypes.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
-            return function(*arguments, **settings)
-
-        return record
-
-    for name in ("weighted_loss", "add_weights"):
-        monkeypatch.setattr(adapter, name, recording(getattr(adapter, name)))
-    step_of("GRPO", tmp_path, RaoBlackwell(), bf16=True, per_device_train_batch_size=8)
-    assert dtypes == [torch.bfloat16, torch.bfloat16]
 
 
 def save_steps(arguments):
@@ -204,21 +191,39 @@ def test_a_step_in_two_processes_is_that_of_trl(tmp_path, kind, settings, estima
     models()[0].save_pretrained(tmp_path / "policy")  # by one process
     in_two_processes(save_steps, tmp_path, tmp_path, kind, estimators, settings)
     theirs, ours, same = (torch.load(tmp_path / f"{name}.pt") for name in ("theirs_0", "ours_0", "ours_1"))
-    assert theirs.norm() > 0.1
-    torch.testing.assert_close(ours, scale * theirs, rtol=1e-3, atol=1e-5)
+    assert_same_step(ours, scale * theirs)
     assert torch.equal(ours, same)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_example_of_the_documentation_runs(tmp_path):
+def test_the_example_of_the_documentation_takes_the_tiled_path(tmp_path, monkeypatch, capsys):
+    """Unchanged, at TRL's defaults: in bfloat16, with gradient checkpointing."""
     page = Path(__file__).parents[2] / "docs" / "trl.md"
     example = re.search("```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)[1]
-    models()[0].save_pretrained(tmp_path / "policy")
-    grammar_tokenizer().save_pretrained(tmp_path / "policy")
-    small = "max_steps=1, max_completion_length=4, use_cpu=True, bf16=False, report_to=[], output_dir"
-    example = example.replace('"gpt2"', f'"{tmp_path}/policy"').replace("runs/trl", f"{tmp_path}")
-    example = example.replace("output_dir", small)
-    found = {}
-    exec(example, found)
-    assert found["trainer"].state.global_step == 1
-    assert "kl_per_sequence" in found["trainer"].state.log_history[0]
+    models()[0].save_pretrained(tmp_path / "gpt2")
+    grammar_tokenizer().save_pretrained(tmp_path / "gpt2")
+    monkeypatch.chdir(tmp_path)  # where "gpt2" is this model
+    monkeypatch.setattr(terminal, "_SAID", set())
+    defaults = {"max_steps": 1, "max_completion_length": 4, "use_cpu": True, "report_to": []}
+    check = trl.RLOOConfig.__post_init__
+
+    def on_a_cpu(config):
+        vars(config).update(defaults)
+        check(config)
+
+    monkeypatch.setattr(trl.RLOOConfig, "__post_init__", on_a_cpu)
+    dtypes, compute = [], adapter.weighted_loss
+
+    def recording(*arguments):
+        dtypes.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        return compute(*arguments)
+
+    monkeypatch.setattr(adapter, "weighted_loss", recording)
+    variables = {}
+    exec(example, variables)
+    trainer = variables["trainer"]
+    assert trainer.state.global_step == 1
+    assert "kl_per_sequence" in trainer.state.log_history[0]
+    assert dtypes == [torch.bfloat16]
+    assert trainer.kl_scorer.fuses
+    assert "cached keys and values" not in capsys.readouterr().err
