@@ -12,6 +12,7 @@ from rich.console import Console
 
 from analysis.design import expand, read_plan
 from analysis.design.rates import at_the_edge
+from analysis.design.resources import gpus_of, processes_of
 from analysis.results import Cell, Plan, layout
 from analysis.results.locked import LockedPlan
 from analysis.results.records import Arm
@@ -88,13 +89,20 @@ def plan_command(arguments: argparse.Namespace) -> int:
     if unused := _unused(cells, store, changes):
         print(unused)
     if todo:
-        _print_time(todo, Clock(cells, store), arguments.workers or places(plan.threads))
+        processes, gpus = _largest(plan, cells)
+        workers = arguments.workers or places(plan.threads * processes, gpus)
+        _print_time(todo, Clock(cells, store), workers)
     if plan.comparisons:
         # Imported here as the statistics are slow to import
         from analysis.report.power import power
 
         print("\n".join(power(plan, arguments.pilot)))
     return 0
+
+
+def _largest(plan: Plan, cells: Sequence[Cell]) -> tuple[int, int]:
+    """The largest number of processes of a cell, and of GPUs."""
+    return max(map(processes_of, cells)), max(gpus_of(plan, cell) for cell in cells)
 
 
 def _print_time(todo: Sequence[Cell], clock: Clock, workers: int) -> None:
@@ -145,8 +153,8 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     """Run the sweep, print how it ended; 0 if it is complete."""
     _check_launcher(arguments)
     plan, cells, store, _, _ = open_plan(arguments, record=True)
-    given = arguments.workers, plan.threads, plan.module, store.directory
-    launcher = launcher_of(arguments.launcher)(Options(*given, arguments.address, arguments.slurm))
+    own = arguments.workers, plan.threads, plan.module, store.directory, *_largest(plan, cells)
+    launcher = launcher_of(arguments.launcher)(Options(*own, arguments.address, arguments.slurm))
     deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
         coordinator = Coordinator(plan, cells, store, launcher, progress)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.design.fingerprint import environment, read_config, semantic, with_contents
+from analysis.design.resources import processes_of
 from analysis.results import Cell, Plan, Point, Trial, layout
 from analysis.results.keys import BETA, SEED
 from analysis.results.plan import TUNING
 from analysis.results.store import digest
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, concerning
 
 # Placeholders in the arguments of a cell: the sweep's directory, on which results do not depend, and the rate
 # that is chosen for its arm.
@@ -60,7 +61,8 @@ def expand(plan: Plan) -> Expansion:
     complete matched pairs, and slow changes of the machine affect all arms equally.
 
     Raises:
-        ConfigurationError: If a stage's configuration cannot be read, or two blocks are the same.
+        ConfigurationError: If a stage's configuration cannot be read, two blocks are the same, or a number of
+            processes is not fixed.
     """
     configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
     commands = sorted({stage.command for stage in plan.stages.values()})
@@ -78,6 +80,8 @@ def expand(plan: Plan) -> Expansion:
         own = {**surroundings, "threads": plan.threads_of(stage)}
         identity = {"config": hashed[stage], "environment": own}
         cells.append(_cell(plan, stage, place, configs[stage], ids, identity, tuned_by))
+        with concerning(f"stages.{stage}"):
+            processes_of(cells[-1])
 
     *shared, last = plan.stages
     for stage in shared:

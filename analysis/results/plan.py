@@ -86,6 +86,8 @@ class Stage:
     overrides: Overrides = field(default_factory=dict)
     command: Literal["fit", "study"] = "fit"  # a study trains nothing
     threads: Threads | None = None  # threads of its cells, instead of the plan's
+    # GPUs of its own that each of its cells gets; by default one per process if it trains on GPUs
+    gpus: Count | None = None
 
     @property
     def trains(self) -> bool:
@@ -231,10 +233,14 @@ class Plan:
             shared &= found
         return [name for name in self.stages if name in shared]
 
-    def threads_of(self, stage: str) -> int:
-        """Threads that each cell of a stage computes with; the tuning stage is a trial of the last."""
+    def stage_of(self, name: str) -> Stage:
+        """The stage of a cell; those of the tuning stage are trials of the last."""
         *_, last = self.stages
-        return self.stages[last if stage == TUNING else stage].threads or self.threads
+        return self.stages[last if name == TUNING else name]
+
+    def threads_of(self, stage: str) -> int:
+        """Threads that each process of a stage's cells computes with."""
+        return self.stage_of(stage).threads or self.threads
 
     def overrides(self, place: Point | Trial) -> dict[str, Any]:
         """Configuration key -> the value that block, arm and rate give a run of the last stage."""
@@ -253,12 +259,13 @@ class Plan:
         return last.inputs | self.grid.block(replicate).inputs
 
     def record(self) -> dict[str, Any]:
-        """Its written form in the locked plan: without the directory, which may change, and what is empty."""
+        """Its written form in the locked plan, without the directory, the GPUs and what is empty."""
         design = asdict(self)
         del design["directory"]
         if self.tuning is None:
             del design["tuning"]
         for stage in design["stages"].values():
+            del stage["gpus"]
             for key in ("command", "threads"):
                 if stage[key] in ("fit", None):
                     del stage[key]

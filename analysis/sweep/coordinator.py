@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from analysis.design.resources import gpus_of, processes_of
 from analysis.results import Cell, DamagedFileError, Plan, layout
 from analysis.sweep.job import BUSY, MISPLACED, STOPPED, USAGE, Job, software
 from analysis.sweep.launchers import Exit, Launcher
@@ -103,6 +104,7 @@ class Coordinator:
         self._plan, self._store = plan, store
         self._launcher, self._progress = launcher, progress
         self._cells = {cell.id: cell for cell in cells}
+        self._gpus = {cell.id: gpus_of(plan, cell) for cell in cells}
         self._states = survey(cells, store)
         self._required = {need for cell in self._in(State.TODO) for need in cell.needs}
         self._rates: Mapping[str, float] | None = None
@@ -156,9 +158,13 @@ class Coordinator:
         """Fill the free slots; return whether a cell is run by another coordinator, or waits for its time."""
         elsewhere = False
         free = self._launcher.slots - len(self._in(State.RUNNING))
+        gpus = self._launcher.gpus
+        taken = sum(self._gpus[cell.id] for cell in self._in(State.RUNNING))
         for cell in self._in(State.TODO):
             if free == 0:
                 break
+            if gpus is not None and taken + self._gpus[cell.id] > gpus:
+                continue
             if not all(self._states[need] is State.DONE for need in cell.needs):
                 continue
             if cell.tuned_by and self._rate(cell) is None:
@@ -170,6 +176,7 @@ class Coordinator:
             else:
                 started = self._start(cell)
                 free -= started
+                taken += started * self._gpus[cell.id]
                 elsewhere |= not started
         return elsewhere
 
@@ -178,7 +185,18 @@ class Coordinator:
         where, module, threads = self._store.directory, self._plan.module, self._plan.threads_of(cell.stage)
         # Where cells run on other machines, those are compared with this one
         own = software(module, threads) if self._launcher.remote else {}
-        job = Job(cell, where, module, required, rate, threads, self._token, own)
+        job = Job(
+            cell,
+            where,
+            module,
+            required,
+            rate,
+            threads,
+            processes_of(cell),
+            self._gpus[cell.id],
+            token=self._token,
+            software=own,
+        )
         try:
             self._launcher.submit(job)
         except OSError as error:

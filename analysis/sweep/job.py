@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 from analysis.checks.settings import LOCAL_PATHS, SECTIONS, TRAINER
 from analysis.design.cells import RATE, RUNS
 from analysis.design.fingerprint import environment
+from analysis.design.resources import VISIBLE
 from analysis.results import Cell, layout
 from analysis.results.curves import curves, last_completions
 from analysis.results.keys import flat
@@ -127,10 +128,18 @@ class Job:
     module: str  # the package whose `fit` command runs it
     needs_checkpoint: bool  # whether another cell needs its checkpoint
     rate: float | None = None  # the rate chosen for its arm; None without tuning
-    threads: int = 1  # threads that it computes with
+    threads: int = 1  # threads that each of its processes computes with
+    processes: int = 1  # processes in which it trains
+    gpus: int = 0  # GPUs of its own that it gets
+    visible: str | None = None  # which ones, as CUDA_VISIBLE_DEVICES; None where a scheduler has set it
     token: str = ""  # content of the file by which a machine recognises the sweep's directory
     # What `environment` found where the sweep was started; empty if it runs there
     software: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def cores(self) -> int:
+        """Cores that its processes compute on."""
+        return self.threads * self.processes
 
 
 def misplaced_exit(job: Job) -> tuple[int, str] | None:
@@ -157,10 +166,12 @@ def software(module: str, threads: int) -> Mapping[str, str | int]:
 
 def run_job(job: Job) -> None:
     """Run a cell unless it is settled or claimed, publish its result, and exit the process."""
-    # A cell is one process on one machine, whatever a scheduler has started around it
+    # A cell starts its own processes, on one machine, whatever a scheduler has started around it
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     os.environ[CELL] = job.cell.id
+    if job.visible is not None:  # nothing has used a GPU yet, where cells are forked
+        os.environ[VISIBLE] = job.visible
     for library in LIBRARIES:
         os.environ[f"{library}_NUM_THREADS"] = str(job.threads)
     if torch := sys.modules.get("torch"):  # has read them, where cells are forked

@@ -33,9 +33,11 @@ class Options(NamedTuple):
     """What launchers are made from."""
 
     workers: int | None  # number of cells that run at the same time; None for as many as fit
-    threads: int  # threads of a cell
+    threads: int  # threads of each process of a cell
     module: str  # the package whose `fit` command runs a cell
     directory: Path  # the sweep's directory
+    processes: int = 1  # processes of a cell, at most
+    gpus: int = 0  # GPUs of a cell, at most
     address: str | None = None  # where a cluster of Ray runs
     slurm: str = ""  # options of sbatch, as on its command line
 
@@ -46,10 +48,12 @@ class Launcher(Protocol):
     Attributes:
         slots: Number of cells that run at the same time.
         remote: Whether they may run on other machines.
+        gpus: Number of GPUs that it gives to cells; None where a scheduler lets them wait.
     """
 
     slots: int
     remote: bool
+    gpus: int | None
 
     def submit(self, job: Job) -> None:
         """Start a job.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from analysis.design.resources import visible_gpus
 from analysis.sweep.job import FAILED, MISPLACED, Job
 from analysis.sweep.launchers import Exit, Options
 from lit_klrb.errors import ConfigurationError, brief
@@ -23,14 +24,14 @@ class RayLauncher:
     cannot run cells, as it lacks the directory or the packages, or has others, is given one and then no more.
 
     Args:
-        options: The address is auto or host:port of a running cluster; None starts one on this machine.
-            Threads are the CPUs that a cell asks Ray for.
+        options: The address is auto or host:port of a running cluster; None starts one on this machine. A
+            cell asks Ray for its cores and GPUs.
 
     Raises:
         ConfigurationError: If Ray is not installed.
     """
 
-    remote = True
+    remote, gpus = True, None
 
     def __init__(self, options: Options) -> None:
         try:
@@ -40,11 +41,16 @@ class RayLauncher:
         own: dict[str, Any] = {"include_dashboard": False}
         if options.workers:
             own["num_cpus"] = options.workers * options.threads
+        if visible := len(visible_gpus()):
+            own["num_gpus"] = visible
         where = {"address": options.address} if options.address else {"address": "local", **own}
         ray.init(log_to_driver=False, logging_level="ERROR", **where)
         self._ray: Any = ray
         self._run = ray.remote(max_retries=0)(_task())
-        self.slots = options.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // options.threads)
+        each = {"CPU": options.threads * options.processes, "GPU": options.gpus}
+        there = ray.cluster_resources()
+        fit = min(int(there.get(kind, 0)) // number for kind, number in each.items() if number)
+        self.slots = options.workers or max(1, fit)
         self._running: dict[Any, str] = {}
         self._unfit: set[str] = set()
 
@@ -54,19 +60,24 @@ class RayLauncher:
         Raises:
             OSError: If no node can run it.
         """
-        elsewhere, sizes = replace(job, directory=job.directory.absolute()), self._sizes()
+        elsewhere = replace(job, directory=job.directory.absolute())
+        nodes = {node: size for node, size in self._sizes().items() if size["GPU"] >= job.gpus}
         # A task that asks for more than any node has would wait for ever
-        options: dict[str, Any] = {"num_cpus": min(job.threads, max(sizes.values(), default=1))}
+        cores = min(job.cores, max((size["CPU"] for size in nodes.values()), default=1))
+        options: dict[str, Any] = {"num_cpus": cores, "num_gpus": job.gpus}
+        if all(node in self._unfit or size["CPU"] < cores for node, size in nodes.items()):
+            raise OSError(f"no node of the cluster can run it{f', with {job.gpus} GPUs' * bool(job.gpus)}")
         if self._unfit:
-            if all(node in self._unfit or size < options["num_cpus"] for node, size in sizes.items()):
-                raise OSError("no node of the cluster can run it")
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self._unfit))})"}
         self._running[self._run.options(**options).remote(pickle.dumps(elsewhere))] = job.cell.id
 
-    def _sizes(self) -> dict[str, int]:
-        """Numbers of CPUs of the nodes, by name."""
+    def _sizes(self) -> dict[str, dict[str, int]]:
+        """Numbers of CPUs and GPUs of the nodes, by name."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
+        return {
+            node["NodeID"]: {kind: int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")}
+            for node in nodes
+        }
 
     def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""

@@ -42,7 +42,7 @@ class SlurmLauncher:
         ConfigurationError: If a command of SLURM is missing.
     """
 
-    remote = True
+    remote, gpus = True, None
 
     def __init__(self, options: Options) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]

@@ -35,6 +35,11 @@ def main(argv):
         file.write(f"{run.name} {os.getpid()}\n")
     estimator = str(options.get("kl.estimator"))
     print("running", estimator)
+    gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    for name in gpus:  # an error if another cell has it
+        (run.parents[1] / f"gpu {name}").touch(exist_ok=False)
+    with (run.parents[1] / "gpus.txt").open("a") as file:
+        file.write(f"{run.name} {','.join(gpus)}\n")
     sources = [
         Path(value).read_bytes().hex() for key, value in sorted(options.items()) if key.endswith("_path")
     ]
@@ -52,6 +57,8 @@ def main(argv):
         seconds[2] = 60
     with Stops(later="stopping") as stops:
         write_metrics(run, reward, kl, seconds, begun, lambda: stops.asked and not config.get("deaf"))
+    for name in gpus:
+        (run.parents[1] / f"gpu {name}").unlink()
     misbehave(config.get("behaviour", {}).get(estimator), run, ran)
     (run / schema.CHECKPOINT).parent.mkdir(exist_ok=True)
     (run / schema.CHECKPOINT).write_bytes(digest)

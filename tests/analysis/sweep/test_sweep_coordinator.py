@@ -19,7 +19,7 @@ class ScriptedLauncher:
 
     def __init__(self, store, slots=2):
         self.store, self.slots = store, slots
-        self.remote = False
+        self.remote, self.gpus = False, 0
         self.script = defaultdict(list)
         self.submitted, self.waiting, self.stopped = [], [], False
         self.most = 0
