@@ -20,7 +20,8 @@ from lit_klrb.errors import OUTAGE
 # Attempts without a result are repeated, as disks fill up and processes get killed. Divergence is a result.
 ATTEMPTS = 3
 # Seconds before another attempt at a cell that lacks what it finds outside, such as a served teacher or a
-# scheduler that answers: ten minutes in all. Such an attempt says nothing about the cell or its arm.
+# scheduler that answers: ten minutes in all. Such an attempt says nothing about the cell or its arm. One that
+# has saved a newer checkpoint starts the count anew.
 PATIENCE = (5, 10, 20, 40, 80, 160, 320)
 # Seconds between removals of working files, each of which looks at every published cell.
 TRIM_SECONDS = 60.0
@@ -114,6 +115,7 @@ class Coordinator:
         self._ran = 0
         self._stopped = False
         self._outages: Counter[str] = Counter()
+        self._saved: dict[str, int] = {}  # cell -> when its checkpoint was written, before it was started
         self._not_before: dict[str, float] = {}
         # What a machine lacks -> cells that it was given
         self._misplaced: defaultdict[str, set[str]] = defaultdict(set)
@@ -197,6 +199,7 @@ class Coordinator:
             token=self._token,
             software=own,
         )
+        self._saved[cell.id] = self._store.saved(cell.id)
         try:
             self._launcher.submit(job)
         except OSError as error:
@@ -236,6 +239,12 @@ class Coordinator:
             reason = exit.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
             log = "" if exit.reason else f"\n{self._store.log_tail(cell.id)}"
             outage = code == OUTAGE or code in STOPPED
+            # What took the process away says nothing about the cell, however often it does
+            if (outage or code < 0 or exit.reason) and self._store.saved(cell.id) > self._saved[cell.id]:
+                self._outages[cell.id] = self._attempts[cell.id] = 0
+                self._states[cell.id] = State.TODO
+                self._progress.line(f"{cell}: {reason}; goes on from its newer checkpoint")
+                return
             if outage and self._put_off(cell, "; ".join([reason, *log.rstrip().splitlines()[-1:]])):
                 return
             # Wrong usage would fail again, and patience is at its end

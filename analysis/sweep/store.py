@@ -175,6 +175,11 @@ class Store:
         with self.claim(cell_id) as free:
             return not free
 
+    def saved(self, cell_id: str) -> int:
+        """When the checkpoint of a cell was written, in nanoseconds; 0 without one."""
+        path = self.workdir(cell_id) / schema.CHECKPOINT
+        return path.stat().st_mtime_ns if path.exists() else 0
+
     def clear(self, cell_id: str) -> None:
         """Empty the working directory of a claimed cell."""
         # The claim is on the directory itself, which must not be replaced

@@ -1,11 +1,11 @@
 """Runs each cell as a job of SLURM, on nodes that share the sweep's directory.
 
-SLURM only schedules cells, as with every launcher. A job writes its exit code and its node to a file of the
-sweep's directory; one that is neither in the queue nor has such a file was lost. A node that cannot run them,
-as it has no such directory, no packages or other versions, gets no more.
+SLURM only schedules cells, as with every launcher: it requeues none, as the coordinator submits it again. A
+job reads its cell from a file of the sweep's directory and writes its exit code and its node to another; one
+that is neither in the queue nor has such a file was lost. A node that cannot run them, as it has no such
+directory, no packages or other versions, gets no more.
 """
 
-import base64
 import getpass
 import os
 import pickle
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from analysis.sweep.job import FAILED, MISPLACED, Job, misplaced_exit, run_job
 from analysis.sweep.launchers import Exit, Options
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.files import write_atomically
 
 FOLDER = ".slurm"
@@ -28,6 +28,8 @@ FOLDER = ".slurm"
 SLOTS = 100
 # Seconds between looks for exit codes, and between questions for lost jobs.
 LOOK, ASK = 0.3, 15.0
+# The endings of the files of a job's cell and of what it prints, beside that of its exit code.
+CELL, OUT = ".cell", ".out"
 # What a job prints once its node has found the directory and the packages.
 STARTED = "started"
 
@@ -36,10 +38,10 @@ class SlurmLauncher:
     """Submits one job per cell with `sbatch`.
 
     Args:
-        options: Threads are the CPUs of a job; options of sbatch come last, so that they decide.
+        options: Those of sbatch come after the cores and the GPUs of a cell, so that they decide.
 
     Raises:
-        ConfigurationError: If a command of SLURM is missing.
+        ConfigurationError: If a command of SLURM is missing, or the options are no words of a command line.
     """
 
     remote, gpus = True, None
@@ -49,7 +51,8 @@ class SlurmLauncher:
         if missing:
             raise ConfigurationError(f"--launcher slurm needs {missing[0]}, which is not on this machine")
         self.slots = options.workers or SLOTS
-        self._options = shlex.split(options.slurm)
+        with refusing(f"{options.slurm} are no options", ValueError, key="--slurm"):
+            self._options = shlex.split(options.slurm)
         self._folder = options.directory.absolute() / FOLDER
         # Cell -> its job's number, the file of its exit code, and how often the queue was without it
         self._running: dict[str, tuple[str, Path]] = {}
@@ -60,15 +63,17 @@ class SlurmLauncher:
 
     def submit(self, job: Job) -> None:
         """Submit a job; it starts when SLURM has a place for it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # cells may have keys of loggers
         path = self._folder / secrets.token_hex(8)
-        payload = base64.b64encode(pickle.dumps(job)).decode()
-        words = [sys.executable, "-m", "analysis.sweep.launchers.slurm", payload, str(path)]
-        command = ["sbatch", "--parsable", f"--job-name={job.cell.stage}", f"--output={path}.out"]
-        command.append(f"--cpus-per-task={job.threads}")
+        write_atomically(path.with_suffix(CELL), pickle.dumps(job))
+        words = [sys.executable, "-m", "analysis.sweep.launchers.slurm", str(path)]
+        command = ["sbatch", "--parsable", "--no-requeue", f"--job-name={job.cell.stage}"]
+        command += [f"--output={path}{OUT}", f"--cpus-per-task={job.cores}"]
+        command += [f"--gpus={job.gpus}"] if job.gpus else []
         without = [f"--exclude={','.join(sorted(self._unfit))}"] if self._unfit else []
         done = _slurm([*command, *self._options, *without], f"#!/bin/sh\nexec {shlex.join(words)}\n")
         if done.returncode != 0:
+            path.with_suffix(CELL).unlink()
             raise OSError(" ".join(done.stderr.split()))
         self._running[job.cell.id] = done.stdout.partition(";")[0].strip(), path
 
@@ -80,7 +85,7 @@ class SlurmLauncher:
         for cell_id, *_ in ended:
             _, path = self._running.pop(cell_id)
             self._missed.pop(cell_id, None)
-            for file in (path, path.with_suffix(".out")):
+            for file in (path, path.with_suffix(CELL), path.with_suffix(OUT)):
                 file.unlink(missing_ok=True)
         return ended
 
@@ -102,10 +107,10 @@ class SlurmLauncher:
         found = []
         for cell_id, (_, path) in self._running.items():
             if path.exists():
-                code, node, reason = path.read_text().split(" ", 2)
-                if int(code) == MISPLACED:
+                code, node, reason = _exit_of(path)
+                if code == MISPLACED:
                     self._unfit.add(node)
-                found.append(Exit(cell_id, int(code), reason))
+                found.append(Exit(cell_id, code, reason))
         return found
 
     def _lost(self) -> list[Exit]:
@@ -121,7 +126,7 @@ class SlurmLauncher:
             there = job in queue or path.exists()
             self._missed[cell_id] = 0 if there else self._missed.get(cell_id, 0) + 1
             if self._missed[cell_id] == 2:
-                out = path.with_suffix(".out")
+                out = path.with_suffix(OUT)
                 lines = out.read_text(errors="replace").splitlines() if out.exists() else []
                 if STARTED not in lines and (node := _node_of(job)):
                     self._unfit.add(node)
@@ -143,9 +148,18 @@ def _node_of(job: str) -> str | None:
     return found[1] if found else None
 
 
-def main(payload: str, path: str) -> None:
+def _exit_of(path: Path) -> tuple[int, str, str]:
+    """The exit code, the node and the reason that a job has written."""
+    code, _, rest = path.read_text(errors="replace").partition(" ")
+    node, _, reason = rest.partition(" ")
+    if not re.fullmatch(r"-?\d+", code):
+        return FAILED, node, f"{path} holds no exit code"
+    return int(code), node, reason
+
+
+def main(path: str) -> None:
     """Run a job on the node that SLURM chose, and write its exit code."""
-    job: Job = pickle.loads(base64.b64decode(payload))
+    job: Job = pickle.loads(Path(path).with_suffix(CELL).read_bytes())
     print(STARTED, flush=True)
     node = os.environ["SLURMD_NODENAME"]
     code, reason = misplaced_exit(job) or (FAILED, "")
@@ -159,4 +173,4 @@ def main(payload: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -1,5 +1,6 @@
 """The order of cells and the handling of their exits; exit codes follow a script."""
 
+import os
 from collections import defaultdict
 from functools import partial
 
@@ -22,7 +23,7 @@ class ScriptedLauncher:
         self.remote, self.gpus = False, 0
         self.script = defaultdict(list)
         self.submitted, self.waiting, self.stopped = [], [], False
-        self.most = 0
+        self.most, self.saves, self.taken_away = 0, 0, 143
 
     def submit(self, job):
         if self.script[job.cell.id][:1] == ["refuse"]:
@@ -39,6 +40,13 @@ class ScriptedLauncher:
         code = self.script[cell.id].pop(0) if self.script[cell.id] else 0
         if code == 0:
             publish(self.store, cell)
+        if code == "preempted":
+            self.saves += 1
+            checkpoint = self.store.workdir(cell.id) / "checkpoints" / "last.ckpt"
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_text(f"step {self.saves}")
+            os.utime(checkpoint, ns=(self.saves, self.saves))
+            code = self.taken_away
         return [Exit(cell.id, code)]
 
     def stop(self):
@@ -139,6 +147,22 @@ def test_an_outage_is_waited_for_and_blocks_nothing(run, cells, launcher, monkey
     monkeypatch.setattr(coordinator, "PATIENCE", (0.01,) * 5)
     launcher.script[cells[place].id] = [code] * 5
     assert run().complete
+
+
+@pytest.mark.parametrize("code", [OUTAGE, 143, -9])
+def test_a_cell_that_gets_further_each_time_is_never_given_up_and_not_waited_for(
+    run, cells, store, launcher, monkeypatch, code
+):
+    monkeypatch.setattr(coordinator, "PATIENCE", (1000.0,))
+    launcher.taken_away, launcher.script[cells[2].id] = code, ["preempted"] * 20
+    assert run().complete
+    assert launcher.submitted.count(cells[2]) == 21
+
+
+def test_a_cell_that_fails_by_itself_is_given_up_however_far_it_got(run, cells, launcher):
+    launcher.taken_away, launcher.script[cells[2].id] = 1, ["preempted"] * 20
+    assert run().states[cells[2].id] is State.FAILED
+    assert launcher.submitted.count(cells[2]) == 3
 
 
 @pytest.mark.parametrize(("code", "submitted"), [(OUTAGE, 3), ("refuse", 0)])

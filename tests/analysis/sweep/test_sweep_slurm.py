@@ -9,7 +9,9 @@ import sys
 import pytest
 from sweep_project import HERE, wait_until
 
+from analysis.sweep.job import FAILED
 from analysis.sweep.launchers import Options, launcher, slurm
+from analysis.sweep.launchers.slurm import SlurmLauncher
 from lit_klrb.errors import ConfigurationError
 
 GRID = {"replicates": 1, "beta": {0: 0.1}}
@@ -33,9 +35,12 @@ def cluster(project, monkeypatch):
 
 def test_slurm_publishes_what_the_local_launcher_publishes_even_if_a_job_is_lost(project, cluster):
     (cluster / "lost").touch()
-    assert project.run("sweep", "--config", project.write("reference", grid=GRID, dpo_threads=2))[0] == 0
+    reference = project.write("reference", grid=GRID, dpo_threads=2, rloo={"padding": "x" * 200_000})
+    assert project.run("sweep", "--config", reference)[0] == 0
     options = (*SLURM, "--workers", 2, "--slurm", "--partition=short --mem=1G")
-    code, output = project.run("sweep", "--config", project.write(grid=GRID, dpo_threads=2), *options)
+    plan = project.write(grid=GRID, dpo_threads=2, rloo={"padding": "x" * 200_000})
+    plan.write_text(plan.read_text().replace("config: plan_rloo.yaml", "config: plan_rloo.yaml\n    gpus: 2"))
+    code, output = project.run("sweep", "--config", plan, *options)
     assert code == 0, output
     assert "ended without a result started slurmstepd: killed" in output
     assert project.results() == project.results("reference")
@@ -43,7 +48,9 @@ def test_slurm_publishes_what_the_local_launcher_publishes_even_if_a_job_is_lost
     assert len(submitted) == 5
     for stage, threads in (("sft", 1), ("dpo", 2), ("rloo", 1)):
         ends = {line.partition("--cpus-per-task=")[2] for line in submitted if f"--job-name={stage}" in line}
-        assert ends == {f"{threads} --partition=short --mem=1G"}
+        assert ends == {f"{threads}{' --gpus=2' * (stage == 'rloo')} --partition=short --mem=1G"}
+    # SLURM would start a job again that the coordinator has submitted again
+    assert all("--no-requeue" in line.split() for line in submitted)
     assert not (project.directory / "plan" / slurm.FOLDER).exists()
 
 
@@ -83,7 +90,19 @@ def test_a_node_that_cannot_run_cells_is_named_once_and_costs_no_attempt(project
     assert ["--exclude=two" in line for line in submitted] == [False, True, True, True, True]
 
 
+def test_an_odd_file_in_place_of_an_exit_code_is_one_line(tmp_path):
+    for content in ("", "soon", "x y z", "1.5 one "):
+        (tmp_path / "exit").write_text(content)
+        assert slurm._exit_of(tmp_path / "exit")[0] == FAILED
+        assert slurm._exit_of(tmp_path / "exit")[2] == f"{tmp_path / 'exit'} holds no exit code"
+    (tmp_path / "exit").write_text("143 one a b")
+    assert slurm._exit_of(tmp_path / "exit") == (143, "one", "a b")
+
+
 def test_what_cannot_be_is_refused_in_one_line(monkeypatch, tmp_path, project):
+    monkeypatch.setattr(shutil, "which", str)
+    with pytest.raises(ConfigurationError, match="--slurm: --comment='one are no options: No closing quot"):
+        SlurmLauncher(Options(None, 1, "fake_job", tmp_path, slurm="--comment='one"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigurationError, match="needs sbatch, which is not on this machine"):
         launcher("slurm")(Options(None, 1, "fake_job", tmp_path))
