@@ -39,7 +39,8 @@ def with_gpus(project, gpus, **keys):
 
 def test_each_cell_of_a_local_sweep_sees_one_gpu_that_no_other_has(project):
     plan = with_gpus(project, 1, rloo={"seconds": 0.3}, sft={"trainer": {"accelerator": "cpu"}})
-    code, output = project.run("sweep", "--config", plan, CUDA_VISIBLE_DEVICES="4,GPU-6f")
+    four = ("--workers", 4)  # of which two wait
+    code, output = project.run("sweep", "--config", plan, *four, CUDA_VISIBLE_DEVICES="4,GPU-6f")
     assert code == 0, output
     assert "run again" not in output  # a cell fails if another one has its GPU
     found = seen(project)
