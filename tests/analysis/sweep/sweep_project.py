@@ -1,11 +1,13 @@
 """A small project with a plan whose cells take milliseconds, run with the actual commands."""
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import yaml
@@ -36,7 +38,16 @@ class Project:
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def write(
-        self, name="plan", *, module="fake_job", rloo=None, sft=None, grid=None, dpo_threads=None, **keys
+        self,
+        name="plan",
+        *,
+        module="fake_job",
+        rloo=None,
+        sft=None,
+        grid=None,
+        dpo_threads=None,
+        gpus=None,
+        **keys,
     ):
         """Write the plan `name`, whose sweep has a directory of the same name. Returns the plan's path."""
         for stage, config in {"sft": sft, "dpo": None, "rloo": rloo}.items():
@@ -51,6 +62,7 @@ class Project:
                 "dpo": {"config": f"{name}_dpo.yaml", "inputs": inputs, "threads": dpo_threads},
                 "rloo": {
                     "config": f"{name}_rloo.yaml",
+                    "gpus": gpus,
                     "inputs": {**inputs, "model.init_args.policy_path": "dpo"},
                 },
             },
@@ -87,6 +99,16 @@ class Project:
         """Ids of the cells in the order of their starts, with repetitions."""
         path = self.directory / name / "ran.txt"
         return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def gpus(self, name="plan"):
+        """Stage -> the GPUs that each of its cells saw, with the number of these cells."""
+        cells = json.loads((self.directory / name / "plan.json").read_text())["cells"]
+        stages = {cell["id"]: cell["stage"] for cell in cells}
+        lines = (self.directory / name / "gpus.txt").read_text().splitlines()
+        found = {stage: Counter() for stage in stages.values()}
+        for cell, _, gpus in (line.partition(" ") for line in lines):
+            found[stages[cell]][gpus] += 1
+        return found
 
 
 def wait_until(condition, seconds=60):

@@ -1,11 +1,9 @@
 """Cells get GPUs and processes of their own; GPUs are declared, none is needed."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from analysis.design import expand, read_plan
 from analysis.design.resources import gpus_of, processes_of, visible_gpus
@@ -14,49 +12,26 @@ from analysis.sweep.launchers.local import LocalLauncher
 from lit_klrb.errors import ConfigurationError
 
 
-def seen(project):
-    """Stage -> which GPUs its cells saw, and how many cells did."""
-    stages = {cell["id"]: cell["stage"] for cell in json.loads(plan_of(project).read_text())["cells"]}
-    found = {stage: Counter() for stage in stages.values()}
-    for line in (project.directory / "plan" / "gpus.txt").read_text().splitlines():
-        name, _, gpus = line.partition(" ")
-        found[stages[name]][gpus] += 1
-    return found
-
-
-def plan_of(project):
-    return project.directory / "plan" / "plan.json"
-
-
-def with_gpus(project, gpus, **keys):
-    """A plan whose last stage's cells get GPUs."""
-    path = project.write(**keys)
-    content = yaml.safe_load(path.read_text())
-    content["stages"]["rloo"]["gpus"] = gpus
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
-
-
 def test_each_cell_of_a_local_sweep_sees_one_gpu_that_no_other_has(project):
-    plan = with_gpus(project, 1, rloo={"seconds": 0.3}, sft={"trainer": {"accelerator": "cpu"}})
+    plan = project.write(gpus=1, rloo={"seconds": 0.3}, sft={"trainer": {"accelerator": "cpu"}})
     four = ("--workers", 4)  # of which two wait
     code, output = project.run("sweep", "--config", plan, *four, CUDA_VISIBLE_DEVICES="4,GPU-6f")
     assert code == 0, output
     assert "run again" not in output  # a cell fails if another one has its GPU
-    found = seen(project)
+    found = project.gpus()
     assert (found["sft"], found["dpo"]) == ({"": 1}, {"4": 1})
     assert found["rloo"].keys() == {"4", "GPU-6f"}
     assert found["rloo"].total() == 8
 
 
 def test_gpus_are_in_no_id_and_in_no_locked_plan(project, cells):
-    found = expand(read_plan(with_gpus(project, 1))).cells
+    found = expand(read_plan(project.write(gpus=1))).cells
     assert [cell.id for cell in found] == [cell.id for cell in cells]
     assert "gpus" not in json.dumps(read_plan(project.directory / "plan.yaml").record())
 
 
 def test_more_gpus_than_this_machine_has_are_refused_before_a_cell_runs(project):
-    code, output = project.run("sweep", "--config", with_gpus(project, 3), CUDA_VISIBLE_DEVICES="0,1")
+    code, output = project.run("sweep", "--config", project.write(gpus=3), CUDA_VISIBLE_DEVICES="0,1")
     assert code == 2
     message = "error: gpus: a cell gets 3, and this machine has 2; CUDA_VISIBLE_DEVICES can name others"
     assert output.splitlines()[-1] == message

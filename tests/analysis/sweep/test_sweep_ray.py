@@ -28,6 +28,17 @@ def test_ray_publishes_what_the_local_launcher_publishes(project):
     assert project.results() == project.results("reference")
 
 
+def test_each_cell_sees_one_of_two_declared_gpus(project):
+    plan = project.write(gpus=1, rloo={"seconds": 0.3}, sft={"trainer": {"accelerator": "cpu"}})
+    code, output = project.run(
+        *("sweep", "--config", plan, "--launcher", "ray", "--workers", 4), CUDA_VISIBLE_DEVICES="0,1"
+    )
+    assert code == 0, output
+    assert "run again" not in output  # a cell fails if another one has its GPU
+    found = project.gpus()
+    assert (found["sft"], found["rloo"].keys()) == ({"": 1}, {"0", "1"})
+
+
 def test_a_stop_kills_the_cells_and_the_next_sweep_completes_them(project):
     rloo = {"seconds": 0.6}
     assert project.run("sweep", "--config", project.write("reference", rloo=rloo))[0] == 0

@@ -38,8 +38,7 @@ def test_slurm_publishes_what_the_local_launcher_publishes_even_if_a_job_is_lost
     reference = project.write("reference", grid=GRID, dpo_threads=2, rloo={"padding": "x" * 200_000})
     assert project.run("sweep", "--config", reference)[0] == 0
     options = (*SLURM, "--workers", 2, "--slurm", "--partition=short --mem=1G")
-    plan = project.write(grid=GRID, dpo_threads=2, rloo={"padding": "x" * 200_000})
-    plan.write_text(plan.read_text().replace("config: plan_rloo.yaml", "config: plan_rloo.yaml\n    gpus: 2"))
+    plan = project.write(grid=GRID, dpo_threads=2, rloo={"padding": "x" * 200_000}, gpus=2)
     code, output = project.run("sweep", "--config", plan, *options)
     assert code == 0, output
     assert "ended without a result started slurmstepd: killed" in output
