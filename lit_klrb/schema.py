@@ -48,6 +48,8 @@ DIVERGED = "diverged"
 WEIGHTS = "weights_sha256"
 # In both: split -> SHA-256 of the encoded rows, in their order.
 ROWS = "rows_sha256"
+# In both: the number of processes that trained together, and of rows on which all of them train in a step.
+PROCESSES, STEP_ROWS = "processes", "rows_per_step"
 # In `summary.json`: the number of prompts of the evaluation, which its standard errors are of.
 PROMPTS = "evaluation_prompts"
 # Among the `versions` of both, of the packages that a run depends on: the processor.

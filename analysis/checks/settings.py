@@ -68,14 +68,20 @@ def ignored_overrides(
 def _unplanned(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """A problem that names the settings in which runs differ although the plan does not change them."""
     arms, told = by_arm(runs), []
-    for key in sorted({key for run in runs for key in run.settings}):
-        values = {label: sorted({run.settings.get(key, "none") for run in own}) for label, own in arms}
+    settings = {run: _settings(run) for run in runs}
+    for key in sorted({key for own in settings.values() for key in own}):
+        values = {label: sorted({settings[run].get(key, "none") for run in own}) for label, own in arms}
         if not _changes(plan, key) and len({value for own in values.values() for value in own}) > 1:
             told.append(f"{key} ({listed(values)})")
     if told:
         more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
         text = f"the runs differ in settings that the plan does not change: {', '.join(told[:_NAMED])}{more}"
         yield Problem(f"{text}; run them again as planned, or plan arms that differ so", serious=True)
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The recorded settings of a run, with the number of its processes as `trainer.devices`."""
+    return {**run.settings, **({"trainer.devices": f"{run.processes}"} if run.processes else {})}
 
 
 def _evaluated_otherwise(grid: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:

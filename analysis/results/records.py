@@ -171,6 +171,8 @@ class Run:
     weights: str = ""  # hash of the trained weights; "" if unknown
     # Split -> hash of the encoded rows that it was trained on or evaluated with
     rows: dict[str, str] = field(default_factory=dict)
+    processes: StrictInt | None = None  # in which it trained together; None if unknown
+    step_rows: StrictInt | None = None  # on which all of them train in a step; None if unknown
 
     @property
     def file(self) -> str:
@@ -221,6 +223,8 @@ class Run:
             other_studies={name: one for name, one in studies.items() if name not in STUDIES},
             weights=content.get(schema.WEIGHTS, ""),
             rows=content.get(schema.ROWS, {}),
+            processes=content.get(schema.PROCESSES),
+            step_rows=content.get(schema.STEP_ROWS),
             **{key: content[key] for key in ("final", "curves", "versions", "checksum")},
         )
 

@@ -39,6 +39,8 @@ from lit_klrb.stops import SIGNALS, Stops
 
 # Number of completions published per run, and the maximum number of characters of each.
 _COMPLETIONS, _LETTERS = 5, 1_000
+# What is published as it stands in the summary.
+_PUBLISHED = (schema.WEIGHTS, schema.ROWS, schema.PROCESSES, schema.STEP_ROWS)
 # Columns of the final evaluation that are published, and their significant digits.
 _PROMPT_VALUES, _DIGITS = (schema.REWARD, schema.KL), 4
 
@@ -64,7 +66,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "final": final,
         "curves": curves(run / schema.METRICS_DIR),
         "versions": summary["versions"],
-        **{key: summary[key] for key in (schema.WEIGHTS, schema.ROWS) if key in summary},
+        **{key: summary[key] for key in _PUBLISHED if key in summary},
         **({"studies": studies} if studies else {}),
         **({"completions": shown} if shown else {}),
         **({"prompts": prompts} if prompts else {}),

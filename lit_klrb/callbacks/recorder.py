@@ -26,6 +26,26 @@ class DivergedError(RuntimeError):
     """Loss or gradient are not finite; recorded in the run's summary."""
 
 
+def _sizes(trainer: L.Trainer) -> dict[str, int]:
+    """The number of processes, and of rows per step in all of them if the data have batches of one size."""
+    rows = getattr(trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+    sizes = {schema.PROCESSES: trainer.world_size}
+    if isinstance(rows, int):
+        sizes[schema.STEP_ROWS] = rows * trainer.world_size * trainer.accumulate_grad_batches
+    return sizes
+
+
+def _size_line(trainer: L.Trainer) -> str:
+    """A line with these sizes, and with the devices of this machine that are not used."""
+    sizes, processes = _sizes(trainer), trainer.world_size
+    line = f"training in {processes} process{'es' * (processes > 1)}"
+    if (rows := sizes.get(schema.STEP_ROWS)) is not None:
+        line += f", {rows} rows per step{f': {rows // processes} in each' * (processes > 1)}"
+    if (there := trainer.accelerator.auto_device_count()) > trainer.num_devices:
+        line += f"; --trainer.devices {there} would use all devices, each on a batch of its own"
+    return line
+
+
 class RunRecorder(L.Callback):
     """Writes `config.yaml` when a fit starts and `summary.json` when it ends; stops a run that diverges.
 
@@ -51,6 +71,7 @@ class RunRecorder(L.Callback):
         self._record = record(yaml.load(self.config, yaml.CSafeLoader) or {})
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             write_atomically(self.directory.path / schema.CONFIG, self.config)
+            print(_size_line(trainer))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -151,6 +172,7 @@ class RunRecorder(L.Callback):
     def _write(self, trainer: L.Trainer, state: str, final: dict[str, float], **extra: Any) -> None:
         summary = {
             "state": state,
+            **_sizes(trainer),
             "steps": trainer.global_step,
             "final": {name: value if math.isfinite(value) else None for name, value in final.items()},
             "versions": versions(),

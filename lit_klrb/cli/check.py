@@ -129,6 +129,7 @@ class CheckCLI(LitCLI):
             "prompts": {k: data[k] for k in (*DATA, "train_size", "batch_size") if data.get(k) is not None},
             "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
+            "processes": self.trainer.num_devices * self.trainer.num_nodes,  # type: ignore[attr-defined]
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
@@ -201,7 +202,7 @@ def check(argv: Sequence[str], planned_models: dict[Path, PlannedModel] | None =
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
         "dtypes": one line or None, "prompts": {key: value}, "rows": numbers and the first row or None,
-        "steps": number, "estimator": {"name", "optimises", "biased"} or None,
+        "steps": number, "processes": number, "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}, "monitors": [metric]}.
     """
     try:
@@ -238,6 +239,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     weights = [answer["dtypes"]] if answer["dtypes"] else []
     shown, estimator, given = answer["rows"], answer["estimator"], answer["prompts"]
     data, size = [given[key] for key in DATA if key in given], given.get("batch_size")
+    if size and answer["processes"] > 1:
+        size = f"{answer['processes']} x {size}"
     about = "none, as this module has no KL term"
     if estimator is not None:
         when = estimator["biased"]

@@ -19,6 +19,7 @@ KEYS = {
     "data.source": "PATH  a .jsonl, .json, .csv, .tsv, .parquet or .txt file, a folder, or a hub id",
     "data.batch_size": "N  examples or prompts per step",
     "trainer.max_steps": "N  optimizer steps",
+    "trainer.devices": "N  processes, of which each trains on a GPU and a batch of its own (default: 1)",
     "trainer.default_root_dir": "DIR  the run directory",
     "trainer.callbacks": "CLASS  with += in place of the space, one more: KLMonitor, CompletionTable, ...",
 }

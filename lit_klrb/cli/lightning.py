@@ -137,6 +137,8 @@ class LitCLI(LightningCLI):
                 "checkpoint.filename": Path(schema.CHECKPOINT).stem,
                 "checkpoint.enable_version_counter": False,
                 "trainer.default_root_dir": "runs/unnamed",
+                # Each process adds a batch to a step, so the machine does not decide how many there are
+                "trainer.devices": 1,
                 "trainer.log_every_n_steps": 1,
                 "trainer.enable_model_summary": False,
                 "trainer.num_sanity_val_steps": -1,

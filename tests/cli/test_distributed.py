@@ -31,6 +31,7 @@ from lit_klrb.run.checkpoints import digest
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 SHARDED = (*TWO[:3], "fsdp2")
+SIZES = (schema.PROCESSES, schema.STEP_ROWS)
 BATCH = {"rloo": 4, "dpo": 4, "distill": 4, "sft": 8, "reward": 8}
 # What torch 2.9 says of its connections
 GLOO = "[Gloo]"
@@ -108,6 +109,9 @@ def test_rewards_read_the_same_columns_in_two_processes(chain, tmp_path):
 def test_two_processes_equal_one(rloo, name):
     one, two = rloo.root / "one", rloo.root / name
     check_same(one, two)
+    sizes = [[json.loads((run / "summary.json").read_text())[key] for key in SIZES] for run in (one, two)]
+    assert sizes == [[1, 4], [2, 4]]
+    assert "training in 2 processes, 4 rows per step: 2 in each\n" in two.with_suffix(".log").read_text()
     completions, weights = torch.load(one / "rollout_0_0.pt")
     parts = [torch.load(two / f"rollout_0_{rank}.pt") for rank in range(2)]
     assert torch.equal(torch.cat([part[0] for part in parts]), completions)

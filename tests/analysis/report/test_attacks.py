@@ -30,7 +30,7 @@ def recorded(point, made):
     """A result with its settings and the hashes of its rows."""
     beta, estimator = made["cell"]["beta"], f"lit_klrb.estimators.{point[0]}"
     settings = {**SETTINGS, "kl.beta": beta, "kl.estimator.class_path": estimator}
-    return {**made, "settings": settings, "rows_sha256": dict(ROWS)}
+    return {**made, "settings": settings, "rows_sha256": dict(ROWS), "processes": 1, "rows_per_step": 8}
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,10 @@ WITHHELD = {
     "no clip in one arm": (
         change(ARM, lambda made: made["settings"].pop("trainer.gradient_clip_val")),
         f"{DIFFER}trainer.gradient_clip_val (MonteCarlo 1; RaoBlackwell none)",
+    ),
+    "one arm in two processes": (
+        change(ARM, lambda made: made.update(processes=2)),
+        f"{DIFFER}trainer.devices (MonteCarlo 1; RaoBlackwell 2)",
     ),
     "all at another temperature than planned": (
         setting("model.temperature", 0.5, arm=None),

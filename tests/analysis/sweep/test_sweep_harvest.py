@@ -63,12 +63,13 @@ def test_the_hashes_of_weights_and_rows_are_published(tmp_path, cells):
     """Runs that diverged have none, and those of earlier versions."""
     summary = {"state": "done", "final": {}, "versions": {}}
     assert "weights_sha256" not in harvest(cells[0], tmp_path, summary)
-    hashes = {"weights_sha256": "1f", "rows_sha256": {"train": "2e"}}
+    hashes = {"weights_sha256": "1f", "rows_sha256": {"train": "2e"}, "processes": 2, "rows_per_step": 8}
     result = harvest(cells[0], tmp_path, summary | hashes)
     assert result["weights_sha256"] == "1f"
     path = tmp_path / f"{cells[0].id}.json"
     path.write_bytes(encode_result(result))
-    assert read_run(path).rows == {"train": "2e"}
+    run = read_run(path)
+    assert (run.rows, run.processes, run.step_rows) == ({"train": "2e"}, 2, 8)
     assert read_result(path)["weights_sha256"] == "1f"
 
 

@@ -1,0 +1,24 @@
+"""One process trains unless more are asked for, whatever the machine has, and the run says how many did."""
+
+import json
+
+from lightning.pytorch.accelerators import CPUAccelerator
+
+ALL = "; --trainer.devices 2 would use all devices, each on a batch of its own"
+
+
+def test_a_machine_with_two_devices_trains_in_one_process_unless_asked(chain, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(CPUAccelerator, "auto_device_count", staticmethod(lambda: 2))
+    parts = ("--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "2")
+    assert chain.run("fit", "sft", *parts, run=tmp_path / "run") == 0
+    assert f"training in 1 process, 16 rows per step{ALL}\n" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["processes"], summary["rows_per_step"]) == (1, 16)
+
+
+def test_check_says_how_many_rows_a_step_has(chain, tmp_path, capsys):
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert chain.run("check", "sft", run=tmp_path) == 0
+    assert "time: 6 steps of 8 rows" in capsys.readouterr().out
+    assert chain.run("check", "sft", *two, run=tmp_path) == 0
+    assert "time: 6 steps of 2 x 8 rows" in capsys.readouterr().out
