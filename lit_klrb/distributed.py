@@ -235,12 +235,26 @@ def cluster_plugins() -> list[ClusterEnvironment]:
     """
     if "SLURM_NTASKS" not in os.environ or TorchElasticEnvironment.detect():
         return []
-    if "SLURM_STEP_ID" not in os.environ or SLURMEnvironment.job_name() in ("bash", "interactive"):
+    if not _in_a_step():
         return [LightningEnvironment()]
     tasks, nodes = (int(os.environ.get(f"SLURM_{name}", 1)) for name in ("NTASKS", "NNODES"))
     if tasks % nodes == 0:  # what --ntasks alone does not say
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(tasks // nodes))
     return [SLURMEnvironment(auto_requeue=False)]
+
+
+def _in_a_step() -> bool:
+    """Whether `srun` has started this process, with those of the other tasks."""
+    return "SLURM_STEP_ID" in os.environ and SLURMEnvironment.job_name() not in ("bash", "interactive")
+
+
+def check_started(trainer: L.Trainer) -> None:
+    """Check that a launcher has started no more processes than train together: each would train alone."""
+    number = trainer.num_devices * trainer.num_nodes
+    variable = "WORLD_SIZE" if TorchElasticEnvironment.detect() else "SLURM_NTASKS" if _in_a_step() else ""
+    if (started := int(os.environ.get(variable, 1))) > number:
+        text = f"must give as many processes as the launcher started, {started}, got {number}"
+        raise ConfigurationError(text, key="trainer.devices")
 
 
 def check_strategy(trainer: L.Trainer) -> None:

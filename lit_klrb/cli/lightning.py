@@ -41,7 +41,7 @@ from lit_klrb.cli.command_line import (
 from lit_klrb.cli.error_translation import EndedError, ending_of, quiet, warn_once_per_line
 from lit_klrb.cli.settings_checker import OneLineParser, SettingsChecker
 from lit_klrb.cli.upstream import INITIAL, check_upstream
-from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
+from lit_klrb.distributed import LOST, check_started, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
@@ -265,6 +265,7 @@ class LitCLI(LightningCLI):
         self.tensorboard = config.logger is not False
         config.logger = [] if config.logger is True else as_list(config.logger)
         trainer = super().instantiate_trainer(**kwargs)
+        check_started(trainer)
         check_strategy(trainer)  # before it starts processes
         return trainer
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from lightning.pytorch.accelerators import CPUAccelerator
 
 ALL = "; --trainer.devices 2 would use all devices, each on a batch of its own"
@@ -14,6 +15,22 @@ def test_a_machine_with_two_devices_trains_in_one_process_unless_asked(chain, tm
     assert f"training in 1 process, 16 rows per step{ALL}\n" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["processes"], summary["rows_per_step"]) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    "started",
+    [
+        {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"},
+        {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "0"},
+    ],
+)
+def test_processes_of_a_launcher_do_not_train_alone(chain, tmp_path, monkeypatch, capsys, started):
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    assert chain.run("fit", "sft", run=tmp_path / "run") == 2
+    line = "error: trainer.devices: must give as many processes as the launcher started, 2, got 1"
+    assert capsys.readouterr().err.splitlines() == [line]
+    assert not (tmp_path / "run").exists()
 
 
 def test_check_says_how_many_rows_a_step_has(chain, tmp_path, capsys):
