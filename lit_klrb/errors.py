@@ -19,8 +19,8 @@ EXHAUSTED |= {
     errno.EHOSTUNREACH,
     errno.ETIMEDOUT,
 }
-# Exit code of a sweep's cell that lacks what it finds outside: a server, a mount, space on a disk, memory. A
-# command outside a sweep, where the variable is not set, ends with 1.
+# Exit code of a run that a server does not answer, and of a sweep's cell that lacks anything else outside: a
+# mount, space on a disk, memory. For those a command outside a sweep, without the variable, ends with 1.
 OUTAGE, CELL = 69, "LIT_KLRB_CELL"
 # Invisible characters that join letters in Persian and Indic scripts and parts of emoji.
 JOINERS = "\u200c\u200d"

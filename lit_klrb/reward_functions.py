@@ -23,6 +23,8 @@ IDS, STATE, LOG = "completion_ids", "trainer_state", "log_metric"
 # Values by column name, one per text, among them the text's prompt and its completion; and `STATE` and `LOG`.
 Columns = Mapping[str, Any]
 NO_COLUMNS: Columns = {}
+# Codes of HTTP that ask for patience: a time-out, too many requests.
+BUSY = (408, 429)
 # Characters of a value in messages.
 SHOWN = 60
 
@@ -135,6 +137,22 @@ class FunctionReward:
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether an error says that a server cannot be reached, takes too long or is too busy.
+
+    Libraries have classes of their own for that, which are known by their names.
+
+    Example:
+        >>> is_unavailable(TimeoutError()), is_unavailable(ConnectionResetError()), is_unavailable(KeyError())
+        (True, True, False)
+    """
+    code = getattr(error, "code", None)
+    if isinstance(code, int):  # of HTTP
+        return code in BUSY or code >= 500
+    kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
+    return any(name in kinds for name in ("Timeout", "Connect", "URLError", "RateLimit", "Unavailable"))
 
 
 def import_member(path: str, module: str, name: str, key: str | None = None) -> Any:

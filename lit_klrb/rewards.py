@@ -1,6 +1,8 @@
 """Rewards of texts, from the embedded world, a classifier or any Python function."""
 
+import logging
 import math
+import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -13,7 +15,7 @@ from lit_klrb.data.batches import pad
 from lit_klrb.data.chat import Conversation, is_messages
 from lit_klrb.data.encode import classifier_ids
 from lit_klrb.data.grammar import ReviewGrammar, split_words
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, NoAnswerError, brief
 from lit_klrb.models import loading
 from lit_klrb.models.capabilities import has_weights
 from lit_klrb.reward_functions import (
@@ -28,14 +30,18 @@ from lit_klrb.reward_functions import (
     TrainerState,
     finite,
     import_member,
+    is_unavailable,
 )
 
+logger = logging.getLogger(__name__)
 RewardOutput = Literal["log_odds", "logit"]
 # Number of texts per forward pass of a classifier; has no influence on scores.
 BATCH_SIZE = 128
 # The most tokens that a classifier reads, if neither it nor its tokenizer has a limit.
 LONGEST = 2**20
 LIMITS = "max_position_embeddings", "max_seq_len"
+# Seconds before the first retry of a reward that gets no answer; each further one takes twice as long.
+PATIENCE = 5
 # Texts of different lengths, on which a classifier is tried.
 TRIAL = ("a", "a film", "a film that I saw")
 
@@ -169,26 +175,51 @@ class TrainingReward:
     Args:
         reward: The reward.
         state: Gives the state, and whether the completions are those of training; evaluations log nothing.
+        retries: How often a reward that gets no answer, see `is_unavailable`, is called again, after 5, 10,
+            20, ... seconds.
     """
 
-    def __init__(self, reward: Reward, state: Callable[[], tuple[TrainerState, bool]]) -> None:
-        self.reward, self.state = reward, state
+    def __init__(
+        self, reward: Reward, state: Callable[[], tuple[TrainerState, bool]], retries: int = 0
+    ) -> None:
+        self.reward, self.state, self.retries = reward, state, retries
         self.logged: dict[str, list[float]] = {}
+        self.retried = 0  # since the last call of `metrics`
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """The reward's scores, float32, shape [B]."""
+        """The reward's scores, float32, shape [B].
+
+        Raises:
+            NoAnswerError: If it gets no answer, also after the last retry.
+        """
         state, training = self.state()
 
-        def log(name: str, value: float) -> None:
+        def record(name: str, value: float) -> None:
             if training:
                 self.logged.setdefault(name, []).append(float(value))
 
-        return self.reward(texts, ChainMap({STATE: state, LOG: log}, columns))  # type: ignore[arg-type]
+        given: Any = ChainMap({STATE: state, LOG: record}, columns)  # type: ignore[arg-type]
+        for seconds in (*(PATIENCE * 2**number for number in range(self.retries)), None):
+            try:
+                return self.reward(texts, given)
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+                line = f"{type(error).__name__}: {brief(error)}"
+                if seconds is None:
+                    raise NoAnswerError(f"{line}, after {self.retries} retries", key=KEY) from error
+                logger.warning(f"{KEY}: {line}; tried again in {seconds} s")
+                self.retried += 1
+                time.sleep(seconds)
+        raise AssertionError("unreachable")
 
     def metrics(self) -> dict[str, float]:
-        """The mean of each number that was logged since the last call."""
+        """The mean of each number that was logged since the last call, and the number of retries."""
         found = {name: sum(values) / len(values) for name, values in self.logged.items()}
+        if isinstance(self.reward, WeightedReward):  # of functions
+            found["reward_retries"] = self.retried
         self.logged.clear()
+        self.retried = 0
         return found
 
 

@@ -62,7 +62,7 @@ EVALUATED_WITH = (
     *("model.final_evaluation_completions", "model.evaluation_seed", "data.source", "data.eval_size"),
     *("data.eval_batch_size", "data.min_prompt_tokens", "data.max_prompt_tokens", "data.system_prompt"),
     *("data.teacher_system_prompt", "data.teacher_examples", "data.subset", "data.split", "data.eval_split"),
-    *("data.overlong", "data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
+    *("data.columns", "data.overlong", "data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
     "trainer.precision",
 )
 # The trainer's option without which a run has no results.

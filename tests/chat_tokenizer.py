@@ -50,6 +50,4 @@ def reader_of(jinja=TEMPLATE, **settings):
 def chat_of(*contents, **more):
     """A conversation of user and assistant in turn."""
     roles = ("user", "assistant") * len(contents)
-    return Conversation.read(
-        "key", "row 1", [message(*pair) for pair in zip(roles, contents, strict=False)], **more
-    )
+    return Conversation.read("row 1", [message(*pair) for pair in zip(roles, contents, strict=False)], **more)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -29,14 +30,18 @@ from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.settings_checker import MISSING
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.data.base import CorpusDataModule
+from lit_klrb.data.batches import pad as padded
 from lit_klrb.data.rows import suffix_of
 from lit_klrb.engine.served import is_address
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, local_path
 from lit_klrb.models.dry_run import DryRun, PlannedModel, UnknownModelError, dry_running
 from lit_klrb.models.loading import GRAMMAR, check_exists, is_checkpoint
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.base import TrainedModule
-from lit_klrb.reward_functions import KEY
+from lit_klrb.modules.regularised import RegularisedModule
+from lit_klrb.reward_functions import KEY, FunctionReward, TrainerState
+from lit_klrb.rewards import TrainingReward
 from lit_klrb.run.lightning_internals import attach
 from lit_klrb.studies.base import PolicyStudy
 
@@ -95,7 +100,7 @@ class CheckCLI(LitCLI):
         paths = [path for key in DATA for path in paths_of(self.arguments("data").get(key))]
         if reads_rows := self.is_here or paths == [GRAMMAR]:
             if not self.is_here:
-                data.sizes = {split: min(size, FEW) for split, size in data.sizes.items()}
+                data.at_most = FEW
             data.setup("fit")
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             callback.setup(self.trainer, module, "fit")
@@ -106,9 +111,10 @@ class CheckCLI(LitCLI):
             self.dtypes = module.dtypes
             self.rows = data.preview(module) if reads_rows else None
             if self.rows and self.is_here:
+                try_rewards(module, data)
                 for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                     if isinstance(callback, PolicyStudy):
-                        callback.check_prompts(len(data.examples("train")), *callback.needs)
+                        callback.check_prompts(len(data.examined["train"]), *callback.needs)
             if self.dry_run.planned_models is not None:
                 model = PlannedModel(module.role.name, module.trained, module.tokenizer)
                 self.dry_run.planned_models[self.directory.checkpoint.absolute()] = model
@@ -148,6 +154,21 @@ class CheckCLI(LitCLI):
         answer["evaluation"]["trainer.precision"] = trainer.precision
         answer["evaluation"][schema.LIMIT_VAL_BATCHES] = trainer.limit_val_batches
         return answer
+
+
+def try_rewards(module: TrainedModule, data: CorpusDataModule) -> None:
+    """Call the functions among the rewards on two prompts, each with its own text as the completion."""
+    if not isinstance(module, RegularisedModule) or not hasattr(module, "pair"):
+        return
+    prompts, pad = data.examined["validation"][:2], module.tokenizer.pad_token_id
+    batch, completions = data.collate("validation", prompts), [prompt.tokens for prompt in prompts]
+    answers = padded(completions, pad, side="right")
+    tokens, attention = (torch.cat([batch[n], answers[n]], 1) for n in ("tokens", "attention_mask"))
+    rollout = Rollout(tokens, attention, answers["attention_mask"])
+    state = TrainerState(0, module.trainer.max_steps), False
+    for function, _ in getattr(getattr(module.reward, "reward", None), "parts", ()):
+        if isinstance(function, FunctionReward):
+            module.pair.rewards(TrainingReward(function, lambda: state), rollout, batch)
 
 
 def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:

@@ -42,8 +42,8 @@ class EndedError(Exception):
 
     Args:
         line: The message.
-        code: The exit code: 2 for a wrong configuration, 1 otherwise; in a sweep's cell 69 for what is
-            missing outside.
+        code: The exit code: 2 for a wrong configuration, 69 for a server or a judge that does not answer, 1
+            otherwise; in a sweep's cell 69 for all that is missing outside.
     """
 
     def __init__(self, line: str, code: int) -> None:
@@ -62,8 +62,9 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
         if isinstance(cause, ConfigurationError):
             about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
             line = f"ckpt_path: {path}: {cause.message}" if about_file else located(cause)
-            is_outage = isinstance(cause, NoAnswerError) and CELL in os.environ
-            return EndedError(line, OUTAGE if is_outage else USAGE)
+            ended = EndedError(line, USAGE)
+            ended.code = OUTAGE if isinstance(cause, NoAnswerError) else USAGE
+            return ended
     frames = _frames(error)
     building = any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
     for cause in reversed(causes):  # the innermost exception says most

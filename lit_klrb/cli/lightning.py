@@ -38,7 +38,7 @@ from lit_klrb.cli.command_line import (
     given_settings,
     prefer_given_model,
 )
-from lit_klrb.cli.error_translation import EndedError, ending_of, quiet, warn_once_per_line
+from lit_klrb.cli.error_translation import FAILURE, EndedError, ending_of, quiet, warn_once_per_line
 from lit_klrb.cli.settings_checker import OneLineParser, SettingsChecker
 from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_started, check_strategy, cluster_plugins, is_lost
@@ -46,6 +46,7 @@ from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_lin
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
+from lit_klrb.reward_functions import KEY
 from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.lightning_internals import say_before_kill
@@ -295,6 +296,10 @@ class LitCLI(LightningCLI):
                     raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
                 if isinstance(error, Stopped):
                     error.add_note(hint)
+                ended = ending_of(error, self.settings) if isinstance(error, Exception) else None
+                is_of_reward = str(ended).startswith(f"model.init_args.{KEY}: ")
+                if ended is not None and is_of_reward and self.recorder.begun:  # it need not fail again
+                    raise EndedError(f"{ended}; {hint}", FAILURE) from error
                 raise
 
     def _resume_hint(self) -> str:

@@ -61,7 +61,8 @@ The stages of training, on an embedded world of film reviews:
   lit-klrb fit --config configs/demo/dpo.yaml   the warm start
   lit-klrb fit --config configs/demo/rloo.yaml  RLOO; --kl.estimator and --kl.beta set the penalty
 
-exit codes: 0 done, 2 wrong usage or configuration, 130 and 143 stopped by Ctrl-C or SIGTERM, 1 anything else
+exit codes: 0 done, 2 wrong usage or configuration, 69 a server or a judge that does not answer, 130 and 143
+stopped by Ctrl-C or SIGTERM, 1 anything else
 """
 
 

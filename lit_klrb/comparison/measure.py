@@ -1,7 +1,8 @@
 """Token statistics of two models: on completions of prompts by the first, or on given texts."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -36,12 +37,13 @@ def read_rows(key: str, source: str, limit: int = 0) -> list[RawRow]:
     path = local_path(source, key)
     if not path.exists():
         raise ConfigurationError(f"{source} does not exist", key=key)
-    rows = read_files(key, [path])
+    rows: Iterable[RawRow] = read_files(key, [path])
     if suffix_of(path) == ".txt":
-        rows = [{key.removesuffix("s"): row["text"]} for row in rows if str(row["text"]).strip()]
-    if not rows:
+        rows = ({key.removesuffix("s"): row["text"]} for row in rows if str(row["text"]).strip())
+    read = list(islice(rows, limit or None))
+    if not read:
         raise ConfigurationError(f"{source} has no rows", key=key)
-    return rows[: limit or None]
+    return read
 
 
 def encode_prompts(
@@ -56,7 +58,7 @@ def encode_prompts(
     Each is a text, or a conversation that becomes one by the tokenizer's chat template; so is what the
     reference reads, the column `teacher_prompt`, with system prompts as in `PromptReader`.
     """
-    parsed = parse_rows("prompts", source, rows, "prompts")
+    parsed = parse_rows(source, rows, "prompts")
     if any(row.prompt is None for row in parsed):
         raise ConfigurationError(f"{source} has texts, whose beginnings are no prompts here", key="prompts")
     return read_prompts(parsed, tokenizer, 1, 1, system, teacher_system, key="prompts")

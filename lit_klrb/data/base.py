@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch
-from lit_klrb.data.corpora import Source, given_prompts, load_rows
+from lit_klrb.data.corpora import GRAMMAR, Source, draw, given_prompts
 from lit_klrb.data.encode import Encoded, Reader, end_tokens
 from lit_klrb.data.kinds import Row, Want
 from lit_klrb.data.lengths import Overlong, Selection, check_context_length, context_length
@@ -31,6 +32,8 @@ SPLITS = {
 
 # Maximum number of tokens of a row unless `max_tokens` or the model's context says otherwise.
 LONGEST = 1024
+# So many rows are read of larger data, or as many as the steps of a run use.
+LEAST = 10_000
 
 
 class Learner(Protocol):
@@ -54,6 +57,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         source: "grammar" for the embedded world, a hub id, a folder, or a file (.jsonl, .json, .csv, .tsv,
             .parquet, .txt, each also .gz).
         subset: The subset of a hub id, such as main; or of a folder.
+        columns: Names of columns to be read under the names of docs/corpus.md, such as {prompt: problem,
+            completion: solution}, also of nested ones ({prompt: info.post}); null for one not to be read.
         split: The split to train on, such as train_prefs; several are joined by "+".
         eval_split: The split of the evaluation; by default those named validation and test, or held-out rows.
         overlong: What is done about rows with too many tokens: leave_out, cut (the end of the answer, which
@@ -61,8 +66,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         chat_template_kwargs: Settings of the chat template, such as {enable_thinking: false}.
         system_prompt: A system message for conversations without one.
         batch_size: Examples per training batch.
-        train_size: Number of training rows; 0 for all.
-        eval_size: Number of validation and of test rows.
+        train_size: Number of training rows, drawn at random; 0 for all, of which a run reads as many as its
+            steps use, and at least 10,000.
+        generated_size: Number of training rows of the embedded world, which has no end, without a train_size.
+        eval_size: Number of validation and of test rows, drawn at random.
         eval_batch_size: Examples per evaluation batch.
         seed: Seed of the order of the training data; set by --seed_everything.
 
@@ -75,12 +82,14 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     # What is read of each row.
     want: ClassVar[Want]
 
-    source: str = "grammar"
+    source: str = GRAMMAR
     subset: str | None = None
+    columns: dict[str, str | None] = field(default_factory=dict)
     split: str = "train"
     eval_split: str | None = None
     batch_size: int
-    train_size: int
+    train_size: int = 0
+    generated_size: int
     eval_size: int
     eval_batch_size: int
     overlong: Overlong = "leave_out"
@@ -92,25 +101,56 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         super().__init__()
         check_at_least(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size)
         check_at_least(0, train_size=self.train_size)
-        check_at_least(1, eval_size=self.eval_size)
+        check_at_least(1, eval_size=self.eval_size, generated_size=self.generated_size)
         names = self.split.split("+")
         if not all(names) or len(set(names)) < len(names) or self.eval_split in names:
             problem = f"must name different splits, and not the evaluation's, got {self.split}"
             raise ConfigurationError(problem, key="split")
-        self.sizes = {"train": self.train_size, "validation": self.eval_size, "test": self.eval_size}
+        # Upper bound of the numbers of rows, where not all of them are read
+        self.at_most: int | None = None
         self.reviews: dict[str, Sequence[Row]] = {}
         # What became of the rows of each split
         self.selections: dict[str, Selection] = {}
+        self._said = set[str]()
         self._preview: Learner | None = None
+        # The examples of each split that were shown
+        self.examined: dict[str, Sequence[Any]] = {}
+        self._ahead: Sequence[Any] | None = None  # training examples that were read before the evaluation
 
     def load(self, split: str) -> Sequence[Row]:
         """Load a split of the source."""
-        return load_rows(self.origin, split, self.sizes[split])
+        return self.drawn(self.origin, split, self.eval_size if split != "train" else self.train_size)
+
+    def drawn(self, source: Source, split: str, size: int) -> list[Row]:
+        """Rows of a split, drawn at random; says if these are not all, or fewer than asked for."""
+        name, steps, bound = "train_size" if split == "train" else "eval_size", self.rows_of_steps, size
+        if not size:
+            unbounded = 0 if steps is None else max(LEAST, steps)
+            bound = self.generated_size if source.name == GRAMMAR else unbounded
+        rows, total = draw(source, split, bound if self.at_most is None else min(bound, self.at_most))
+        Selection(source.key, source.name, split).check(rows)
+        if total is not None:
+            why = f"{name}={size}" if size else f"the run's steps use {steps}"
+            few = f"{len(rows)} of {total} rows are read for {split}, drawn at random"
+            log.warning(f"{source.name}: {few} ({why})")
+        elif len(rows) < size and source.name != GRAMMAR:
+            has = f"the {split} split of {source.name} has {len(rows)} rows"
+            log.warning(f"{name} is {size}, but {has}: all are used")
+        return rows
+
+    @property
+    def rows_of_steps(self) -> int | None:
+        """Number of training rows that the steps of the run use; None without an end."""
+        trainer = self.trainer
+        if trainer is None or trainer.max_steps < 0:
+            return None
+        return trainer.max_steps * trainer.accumulate_grad_batches * trainer.world_size * self.batch_size
 
     @property
     def origin(self) -> Source:
         """The source and what is read of it."""
-        return Source(self.source, self.want, self.subset, self.split, self.eval_split)
+        splits = self.subset, self.split, self.eval_split
+        return Source(self.source, self.want, *splits, tuple(self.columns.items()))
 
     def read(
         self,
@@ -126,9 +166,14 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
     def reader(self, key: str = "source") -> Reader:
         """Reads prompts and answers as the learner does."""
-        tokenizer, say = self.learner.tokenizer, partial(log.warning, "%s: %s", self.source)
-        ends = end_tokens(tokenizer, self.learner.trained)
-        return Reader(key, tokenizer, ends, self.system_prompt, self.chat_template_kwargs, say)
+        tokenizer, ends = self.learner.tokenizer, end_tokens(self.learner.tokenizer, self.learner.trained)
+        return Reader(key, tokenizer, ends, self.system_prompt, self.chat_template_kwargs, self.say)
+
+    def say(self, line: str) -> None:
+        """Say what a chat template does, once for all splits."""
+        if line not in self._said:
+            self._said.add(line)
+            log.warning("%s: %s", self.source, line)
 
     def preview(self, learner: Learner) -> dict[str, Any]:
         """What the training data become, without a model: rows, what is left out and why, the first row.
@@ -140,8 +185,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         for split in SPLITS["fit"]:
             if split not in self.reviews:
                 self.reviews[split] = self.load(split)
-        examples, _ = (self.examples(split) for split in SPLITS["fit"])  # the latter may be refused
-        about = {"kind": self.contents[0], "first": self.visible(examples[0])}
+        self.examined = {split: self.examples(split) for split in SPLITS["fit"]}
+        about = {"kind": self.contents[0], "first": self.visible(self.examined["train"][0])}
         return self.selections["train"].summary() | about
 
     @abstractmethod
@@ -151,6 +196,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     @abstractmethod
     def examples(self, split: str) -> Sequence[Any]:
         """The examples of a split, from which batches are drawn."""
+
+    def prepared(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """Training examples with what the module computes of them, which takes time."""
+        return examples
 
     @abstractmethod
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
@@ -174,15 +223,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         """Load the splits of the stage; for predict, all prompts of a file of prompts."""
         self.check_module(stage)
         for split in SPLITS[stage]:
-            if stage == "predict" and self.want == "prompts" and (given := given_prompts(self.source)):
+            if stage == "predict" and self.want == "prompts" and (given := given_prompts(self.origin)):
                 self.reviews[split] = given
-                continue
-            announced, size = split in self.reviews, self.sizes[split]
-            rows = self.reviews[split] = self.load(split)
-            if len(rows) < size and not announced:
-                name = "train_size" if split == "train" else "eval_size"
-                has = f"the {split} split of {self.source} has {len(rows)} rows"
-                log.warning(f"{name} is {size}, but {has}: all are used")
+            elif split not in self.reviews:
+                self.reviews[split] = self.load(split)
 
     def check_module(self, stage: str) -> None:
         """Check that the module reads what the batches contain."""
@@ -198,7 +242,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         """Infinite batches, starting with that of the current step."""
         trainer = self.trainer
         assert trainer is not None
-        examples: Any = self.examples("train")
+        examples: Any = self.prepared(self.examples("train") if self._ahead is None else self._ahead)
+        self._ahead = None
         selection = self.selections.get("train")
         if selection is not None and selection.left_out:
             for logger in getattr(trainer, "loggers", ()):
@@ -216,7 +261,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         return DataLoader(examples, batch_sampler=sampler, collate_fn=partial(self.collate, "train"))
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The validation split, in order."""
+        """The validation split, in order; in training after that of training, which may be refused."""
+        trainer = self.trainer
+        if trainer is not None and trainer.state.fn == TrainerFn.FITTING and trainer.sanity_checking:
+            self._ahead = self.examples("train")
         return self._in_order("validation")
 
     def test_dataloader(self) -> DataLoader[Any]:
@@ -269,7 +317,7 @@ class WholeTexts(GivenAnswers, ABC):
     """
 
     batch_size: int = 64
-    train_size: int = 20_000
+    generated_size: int = 20_000
     eval_size: int = 512
     eval_batch_size: int = 64
 
@@ -285,10 +333,10 @@ class WholeTexts(GivenAnswers, ABC):
     def classified(self, reader: Reader, row: Row, selection: Selection) -> list[list[int]]:
         """Token ids of the texts of a row, for a classifier; a row that is cut counts once."""
         prompt, limit = row.prompt or "", selection.cut_to
-        texts = [reader.classified(prompt, answer).ids for answer in row.answers]
+        texts = [reader.classified(prompt, answer, row.system).ids for answer in row.answers]
         is_cut = limit is not None and max(map(len, texts)) > limit
         if is_cut:  # by the tokenizer, which keeps what it puts after a text
-            texts = [reader.classified(prompt, answer, limit).ids for answer in row.answers]
+            texts = [reader.classified(prompt, answer, row.system, limit).ids for answer in row.answers]
         if len(texts) > 1:
             differing(*texts)
         selection.within(Encoded(max(texts, key=len), [True]))

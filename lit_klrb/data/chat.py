@@ -2,34 +2,39 @@
 
 import hashlib
 import json
-import os
 import re
-import resource
-import signal
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from pathlib import Path
+from itertools import chain, cycle
 from typing import Any, Self
 
 import jinja2
 from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 
-from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.errors import ConfigurationError, brief, is_exhausted
 
 # `role`, `content`, and whatever else the template reads.
 Message = Mapping[str, Any]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+TURNS = USER, ASSISTANT
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
+# Other names of these roles, in any case of letters
+SPEAKERS = {
+    **{name: name for name in ROLES},
+    "human": USER,
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "function_call", "tool_call"), ASSISTANT),
+    **dict.fromkeys(("function", "observation", "ipython", "function_response", "tool_response"), "tool"),
+}
+# What marks an answer, or a row, as not to be trained on, by the entry that says so
+MARKS = dict.fromkeys(("weight", "train", "trainable", "training", "loss", "loss_mask"), False)
+MARKS["masked"] = True
 # What templates call.
 _FUNCTIONS = {*jinja2.defaults.DEFAULT_NAMESPACE, "raise_exception", "strftime_now"}
-# What a template may take: seconds, and memory beside that of this process
-SECONDS, BYTES = 10, 2**30
-# Whether a template makes a text in time, which is tried once for each.
-_TRIED: dict[str, bool] = {}
+
+
+class LeftOutError(ValueError):
+    """A row that cannot be read as a whole; the message is the reason, which is counted."""
 
 
 @dataclass(frozen=True)
@@ -42,31 +47,22 @@ class Conversation:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, key: str, place: str, value: Any, tools: Any = None) -> Self:
-        """Check a value of unknown origin: a list of messages with known roles, whose contents are text.
+    def read(cls, place: str, value: Any, tools: Any = None) -> Self:
+        """A conversation of a value of unknown origin, see `messages_of`.
 
         Args:
-            key: The argument that names its source, for the error message.
             place: Where it comes from.
-            value: The list; a content may be parts that are all text.
+            value: A list of messages, one message, or texts that user and assistant say in turn.
             tools: What the assistant may call, for the template: a list, or one as JSON.
+
+        Raises:
+            LeftOutError: If it is something else.
         """
-        if not isinstance(value, (list, tuple)) or not value:
-            raise ConfigurationError(f"{place} is {shown(value)}; a list of messages is expected", key=key)
-        messages = [_as_text(message) for message in value]
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                problem = f"the message {shown(message)}; messages have role and content"
-            elif message["role"] not in ROLES:
-                problem = f"the role {shown(message['role'])}; allowed: {', '.join(ROLES)}"
-            elif not isinstance(message["content"], str) or not is_unicode(message["content"]):
-                problem = f"the content {shown(message['content'])}; allowed: strings of Unicode characters"
-            else:
-                continue
-            raise ConfigurationError(f"{place} has {problem}", key=key)
-        with refusing(f"{place} has the tools {shown(tools)}", ValueError, key=key):
-            given = json.loads(tools) if isinstance(tools, str) else tools
-        return cls(tuple(messages), place, {"tools": given} if given else {})
+        try:
+            tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
+        except ValueError:
+            raise LeftOutError("the tools are not JSON") from None
+        return cls(tuple(messages_of(value)), place, {"tools": tools} if tools else {})
 
     def identity(self) -> str:
         """A hash of the messages, in hexadecimal digits."""
@@ -87,17 +83,16 @@ class Conversation:
         turns = [{"role": role, "content": text} for pair in pairs for role, text in pair]
         return replace(self, messages=(*self.messages[:start], *turns, *self.messages[start:]))
 
-    def prompt(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    def prompt(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
         """The text that a policy continues: up to the beginning of an answer, or a begun answer.
 
         As in TRL, a last message of the assistant is the beginning of the answer.
         """
         if (role := self.messages[-1]["role"]) in ROLES[:2]:
-            raise ConfigurationError(
-                f"{self.place} ends with a {role} message; a user's is expected", key=key
-            )
+            raise LeftOutError(f"the last message is the {role}'s, not the user's")
         begun = role == ASSISTANT
-        return self.rendered(key, tokenizer, continue_final_message=begun, add_generation_prompt=not begun)
+        settings = {"continue_final_message": begun, "add_generation_prompt": not begun, **settings}
+        return self.rendered(key, tokenizer, **settings)
 
     def text(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """The whole conversation as text, without the end-of-sequence token if it ends with one."""
@@ -112,20 +107,15 @@ class Conversation:
             remedy = "start from a model whose tokenizer has one, or give texts"
             raise ConfigurationError(f"{problem}; {remedy}", key=key)
 
-        def render() -> Any:  # in transformers' sandbox
-            messages = [dict(message) for message in self.messages]
-            return tokenizer.apply_chat_template(messages, tokenize=False, **self.settings, **settings)
-
-        template = str(tokenizer.chat_template)
-        if template not in _TRIED:
-            _TRIED[template] = ends_in_time(render)
-        place = f"{self.place}: the chat template"
-        if not _TRIED[template]:
-            raise ConfigurationError(f"{place} takes too much time or memory", key=key)
-        with refusing(f"{place} refuses it", key=key):
-            text = render()
+        messages = [dict(message) for message in self.messages]
+        try:  # in transformers' sandbox
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **self.settings, **settings)
+        except Exception as error:
+            if is_exhausted(error):
+                raise
+            raise LeftOutError(f"the chat template refuses it: {brief(error)}") from error
         if not isinstance(text, str) or not text or not is_unicode(text):
-            raise ConfigurationError(f"{place} makes no text of it", key=key)
+            raise LeftOutError("the chat template makes no text of it")
         return text
 
 
@@ -148,18 +138,68 @@ def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, An
         raise ConfigurationError(f"the chat template has no setting {unread[0]}; it has: {named}", key=key)
 
 
-def _as_text(message: Any) -> Any:
-    """A message whose content is a text: the parts of one that are all text, or nothing beside calls."""
-    if not isinstance(message, Mapping):
-        return message
+def messages_of(value: Any) -> list[Message]:
+    """Messages with known roles, whose contents are texts, of a value of unknown origin.
+
+    Other forms are those of ShareGPT (from, value), of questions with their answers (input, output), and
+    texts in turn. A content may be parts that are all text, or nothing beside calls.
+
+    Example:
+        >>> messages_of([{"from": "human", "value": "2+2?"}, {"role": "Assistant", "content": "4"}])
+        [{'role': 'user', 'content': '2+2?'}, {'role': 'assistant', 'content': '4'}]
+    """
+    given = [value] if isinstance(value, Mapping) else value
+    if not isinstance(given, (list, tuple)) or not given:
+        raise LeftOutError(f"{kind_of(value)} in place of a list of messages")
+    if all(isinstance(text, str) for text in given):
+        said = zip(cycle(TURNS), given, strict=False)
+        return [_message({"role": role, "content": text}) for role, text in said]
+    messages = list[Message]()
+    for turn in given:
+        if not isinstance(turn, Mapping):
+            raise LeftOutError(f"{kind_of(turn)} in place of a message")
+        if turn.keys() >= {"input", "output"}:
+            said = zip(TURNS, (turn["input"], turn["output"]), strict=True)
+            messages += [_message({"role": role, "content": text}) for role, text in said]
+        else:
+            messages.append(_message(turn))
+    return messages
+
+
+def _message(turn: Mapping[str, Any]) -> Message:
     # Tables have None where a message lacks an entry of the others
-    kept = {name: without_none(entry) for name, entry in message.items() if entry is not None}
-    content = kept.get("content", "" if "tool_calls" in kept else None)
+    kept = {name: without_none(entry) for name, entry in turn.items() if entry is not None}
+    role = kept.pop("role", kept.pop("from", None))
+    content = kept.pop("content", kept.pop("value", "" if "tool_calls" in kept else None))
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, Mapping) and part.get("type", "text") == "text"]
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
         content = "".join(texts) if len(texts) == len(content) else content
-    return kept if content is None else {**kept, "content": content}
+    known = SPEAKERS.get(role.lower()) if isinstance(role, str) else None
+    if known is None:
+        about = f"of the role {shown(role)}" if isinstance(role, str) else f"whose role is {kind_of(role)}"
+        raise LeftOutError(f"a message {about}; known are {', '.join(ROLES)}")
+    if not isinstance(content, str) or not is_unicode(content):
+        raise LeftOutError(f"a message whose content is {kind_of(content)}")
+    return {"role": known, "content": content, **kept}
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for reasons that are counted."""
+    if isinstance(value, str):
+        return "a text" if is_unicode(value) else "no Unicode text"
+    names = {bool: "a truth value", int: "a number", float: "a number", list: "a list", tuple: "a list"}
+    return names.get(type(value), "nothing" if value is None else f"a {type(value).__name__}")
+
+
+def is_left_alone(entry: Mapping[str, Any]) -> bool:
+    """Whether a message, or a row, is marked as not to be trained on.
+
+    Example:
+        >>> is_left_alone({"role": "assistant", "content": "No.", "weight": 0})
+        True
+    """
+    return any(bool(entry[name]) == off for name, off in MARKS.items() if entry.get(name) is not None)
 
 
 def without_none(value: Any) -> Any:
@@ -178,10 +218,14 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(part)
 
 
+def has_more(message: Message) -> bool:
+    """Whether a message has thoughts or calls beside its text."""
+    return any(message.get(name) for name in ("tool_calls", "reasoning_content", "thinking"))
+
+
 def is_empty(message: Message) -> bool:
     """Whether a message says nothing: no text, which templates strip, no thoughts and no calls."""
-    beside = (message.get(name) for name in ("tool_calls", "reasoning_content", "thinking"))
-    return not (message["content"].strip() or any(beside))
+    return not (message["content"].strip() or has_more(message))
 
 
 def is_messages(value: Any) -> bool:
@@ -217,31 +261,3 @@ def shown(value: Any) -> str:
     """A value in about 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def ends_in_time(work: Callable[[], object]) -> bool:
-    """Whether a function of Python alone ends within ten seconds and a gigabyte, whatever its result."""
-    memory, statm = None, Path("/proc/self/statm")
-    if statm.exists():
-        memory = int(statm.read_text().split()[0]) * resource.getpagesize() + BYTES
-    before = os.environ.setdefault("TOKENIZERS_PARALLELISM", "")  # or their library warns of the fork
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads in the parent
-        child = os.fork()
-    if child == 0:  # it ends with 1 where memory is exhausted; what else is raised, the parent raises again
-        try:
-            if memory is not None:
-                resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            work()
-        except MemoryError:
-            os._exit(1)
-        finally:
-            os._exit(0)
-    if not before:
-        del os.environ["TOKENIZERS_PARALLELISM"]
-    end = time.monotonic() + SECONDS
-    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.002)
-    return os.waitpid(child, 0)[1] == 0

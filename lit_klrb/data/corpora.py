@@ -2,18 +2,20 @@
 
 import hashlib
 import logging
-import random
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import compress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Row, Want, parse_rows
+from lit_klrb.data.kinds import Row, Want, parse_row, say
 from lit_klrb.data.prompts import grammar_pairs
-from lit_klrb.data.rows import open_splits
+from lit_klrb.data.rows import RawRow, open_splits
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
 from lit_klrb.seeding import derive_seed
@@ -32,95 +34,182 @@ class Source(NamedTuple):
     subset: str | None = None
     train: str = "train"
     evaluation: str | None = None
+    columns: tuple[tuple[str, str | None], ...] = ()
+    key: str = KEY  # the argument that names it
+    splits: bool = True  # whether rows are held out of the training split
 
 
-def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 0) -> list[Row]:
-    """Load the rows of a split, shuffled.
+class Drawn(NamedTuple):
+    """Rows of a split, in random order."""
+
+    rows: list[Row]
+    total: int | None = None  # how many rows there are; None if these are all
+
+
+def draw(source: Source | str = GRAMMAR, split: str = "train", size: int = 0) -> Drawn:
+    """Rows of a split, drawn at random: a fixed shuffle. A size of 0 is for all.
 
     If a source has no test or validation split, one in 20 train rows is held out for it, and at least one,
     chosen by a hash of the prompt or of the text. Rows of the test split are removed from all other splits,
-    and those of the validation split from all splits but test; their number is logged. A size of 0 is for
-    all rows.
+    and those of the validation split from all splits but test; their number is logged.
 
     Example:
-        >>> load_rows("grammar", "test", size=2) == load_rows("grammar", "test", size=3)[:2]
+        >>> draw("grammar", "test", size=2).rows == draw("grammar", "test", size=3).rows[:2]
         True
     """
     source = Source(source) if isinstance(source, str) else source
     if source.name != GRAMMAR:
-        parts = source.train.split("+") if split == "train" else [split]
-        splits = _load_splits(source)
-        together = [row for part in parts for row in _pick(source, splits, part, size)]
-        return together if len(parts) == 1 else _pick(source, {split: together}, split, size)
+        return _corpus(source).draw(split, size)
     if split not in (own := ("train", *HELD_OUT)):
         raise _no_split(source, split, own)
     if not size:
         raise _error(source, "is unlimited: a size of 0 (all rows) is allowed for other sources")
     if source.want == "preferences":
-        return grammar_pairs(split, size)
+        return Drawn(grammar_pairs(split, size))
     reviews = ReviewGrammar().reviews(size, derive_seed(0, "corpus", split))
-    return [Row(None, (review.text,), review.label) for review in reviews]
+    return Drawn([Row(None, (review.text,), review.label) for review in reviews])
 
 
-def held_out_prompts(source: Source) -> set[str]:
-    """The given prompts of the test and validation splits, as in `Row.text`; none of beginnings of texts."""
-    splits = {} if source.name == GRAMMAR else _load_splits(source)
-    return {row.text for name in HELD_OUT for row in splits.get(name, ()) if row.prompt is not None}
+def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 0) -> list[Row]:
+    """The rows of `draw`."""
+    return draw(source, split, size).rows
 
 
-def given_prompts(source: str) -> list[Row]:
+def held_out_prompts(source: Source, size: int) -> set[str]:
+    """The first given prompts that `draw` draws of the test and the validation split, as in `Row.text`.
+
+    None if they are the beginnings of texts.
+    """
+    corpus = None if source.name == GRAMMAR else _corpus(source)
+    rows = (row for name in HELD_OUT if corpus for row in islice(corpus.walk(name), size))
+    return {row.text for row in rows if row.prompt is not None}
+
+
+def given_prompts(source: Source) -> list[Row]:
     """All prompts of a single file, in its order; none if it is no file, or has texts instead of prompts."""
-    if not local_path(source, KEY).is_file():
+    if not local_path(source.name, KEY).is_file():
         return []
-    prompts = parse_rows(KEY, source, open_splits(KEY, source)["train"], "prompts")
+    rows = enumerate(open_splits(KEY, source.name)["train"], 1)
+    columns = dict(source.columns)
+    prompts = [parse_row(row, "prompts", f"{source.name} row {n}", columns) for n, row in rows]
+    say(source.name, prompts)
     return prompts if any(row.prompt is not None for row in prompts) else []
 
 
-@cache
-def _load_splits(source: Source) -> dict[str, list[Row]]:
-    """The splits that are read of a source, in its order; held-out rows are removed from the others."""
-    opened = open_splits(KEY, source.name, source.subset)
-    trained = source.train.split("+")
-    names = {name: name for name in (*trained, *HELD_OUT) if name in opened}
-    if source.evaluation is not None:
-        names |= dict.fromkeys(HELD_OUT, source.evaluation)
-    splits, known = dict[str, list[Row]](), dict[str, list[Row]]()
-    for name, given in names.items():
-        if given not in opened:
-            raise _error(source, f"has no split {given}; its splits: {', '.join(sorted(opened))}")
-        place = source.name if len(opened) == 1 else f"{source.name}: {given}"
-        known[given] = known.get(given) or parse_rows(KEY, place, list(opened[given]), source.want)
-        splits[name] = known[given]
-    if not splits:
-        found = ", ".join(sorted(opened))
-        raise _error(source, f"has no split {trained[0]}; its splits: {found}; choose with split, eval_split")
-    return hold_out(source, splits)
+class Corpus:
+    """The splits of a source, whose rows are parsed when they are drawn, as there may be millions."""
 
+    def __init__(self, source: Source) -> None:
+        self.source, self.parts = source, source.train.split("+")
+        self.opened = open_splits(source.key, source.name, source.subset)
+        self.said = set[str]()
+        held_out = HELD_OUT if source.splits else ()
+        # What each split is called in the source
+        self.names = {name: name for name in (*self.parts, *held_out) if name in self.opened}
+        if source.evaluation is not None:
+            self.names |= dict.fromkeys(held_out, source.evaluation)
+        found = ", ".join(sorted(self.opened)) or "none"
+        for name in self.names.values():
+            if name not in self.opened:
+                raise _error(source, f"has no split {name}; its splits: {found}")
+        if not self.names:
+            problem = f"has no split {self.parts[0]}; its splits: {found}"
+            raise _error(source, f"{problem}; choose with split{', eval_split' if source.splits else ''}")
+        self.tables: dict[str, Sequence[RawRow]] = {name: self.opened[name] for name in self.names.values()}
+        self._identities = dict[str, set[str]]()
+        # Which rows of the first part are held out for a split that the source lacks, by their identity
+        self.carved = dict[str, Callable[[str], bool]]()
+        for number, name in enumerate(held_out):
+            if self.parts[0] in self.names and name not in self.names:
+                self.carved[name] = self._chosen(number)
 
-def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Hold out rows for missing splits, and remove rows of held-out splits from the others."""
-    splits, first = dict(given), source.train.split("+")[0]
-    for number, name in enumerate(HELD_OUT):
-        if first in splits and name not in splits:
-            names = [*map(_identity, splits[first])]
-            hashes = {n: zlib.crc32(n.encode()) for n in names if n}
-            chosen = {n for n, value in hashes.items() if value % HELD_OUT_EVERY == number}
-            if not chosen and len(hashes) > len(HELD_OUT) - number:  # at least one, and one is left
-                chosen = {min(hashes, key=lambda n: (hashes[n], n))}
-            held_out = [n in chosen for n in names]
-            splits[name] = list(compress(splits[first], held_out))
-            splits[first] = list(compress(splits[first], (not is_held_out for is_held_out in held_out)))
-    seen: set[str] = set()
-    for name in sorted(splits, key=[*HELD_OUT, *splits].index):
-        rows = splits[name]
-        if not (name == "validation" and source.evaluation is not None):
-            splits[name] = [row for row in rows if _identity(row) not in seen]
-        if splits[name] and (dropped := len(rows) - len(splits[name])):
-            about = f"{source.name}: dropped {dropped} {name} rows"
+    def draw(self, split: str, size: int) -> Drawn:
+        """See `draw`."""
+        if missing := [part for part in self.parts if split == "train" and part not in self.names]:
+            raise self._no_rows(missing[0])
+        dropped = Counter[str]()
+        walk = self.walk(split, dropped)
+        rows = list(islice(walk, size or None))
+        is_all = next(walk, None) is None
+        if not rows:
+            raise self._no_rows(split)
+        for part, count in dropped.items():
+            about = f"{self.source.name}: dropped {count} {part} rows"
             log.warning(f"{about} that are also in a held-out split")
-        if name in HELD_OUT:
-            seen.update(filter(None, map(_identity, rows)))
-    return splits
+        say(self.source.name, rows, self.said)
+        return Drawn(rows, None if is_all else sum(len(self.tables[name]) for _, name in self._tables(split)))
+
+    def walk(self, split: str, dropped: Counter[str] | None = None) -> Iterator[Row]:
+        """The rows of a split in random order, without those of held-out splits, which are counted."""
+        before = HELD_OUT[: HELD_OUT.index(split)] if split in HELD_OUT else HELD_OUT
+        same = split == "validation" and self.source.evaluation is not None
+        seen = {n for name in before if name in self.names and not same for n in self._ids(name)}
+        tables, first = self._tables(split), self.parts[0]
+        # Those of another part are held out with the rows of the first that are
+        others = {n for n in self._ids(first) if self._holder(n)} if len(tables) > 1 else seen
+        for part, row in self._shuffled(tables, split):
+            identity = _identity(row)
+            if part == first and self._holder(identity) != (split if split in self.carved else None):
+                continue
+            if not identity or identity not in seen | (others if part != first else set()):
+                yield row
+            elif dropped is not None:
+                dropped[part if split == "train" else split] += 1
+
+    def _tables(self, split: str) -> list[tuple[str, str]]:
+        """The parts of a split, by their name and that of their table."""
+        parts = self.parts if split == "train" else self.parts[:1] if split in self.carved else [split]
+        return [(part, self.names[part]) for part in parts if part in self.names]
+
+    def _shuffled(self, tables: Sequence[tuple[str, str]], split: str) -> Iterator[tuple[str, Row]]:
+        total = sum(len(self.tables[name]) for _, name in tables)
+        for index in np.random.default_rng(derive_seed(0, "order", split)).permutation(total).tolist():
+            for part, name in tables:
+                if index < len(self.tables[name]):
+                    yield part, self._row(name, index, self.tables[name][index])
+                    break
+                index -= len(self.tables[name])
+
+    def _row(self, name: str, index: int, raw: RawRow) -> Row:
+        place = self.source.name if len(self.opened) == 1 else f"{self.source.name}: {name}"
+        return parse_row(raw, self.source.want, f"{place} row {index + 1}", dict(self.source.columns))
+
+    def _ids(self, part: str) -> set[str]:
+        """What identifies the rows of a part, all of which this reads."""
+        name = self.names[part]
+        if name not in self._identities:
+            rows = enumerate(self.tables[name])
+            self._identities[name] = {_identity(self._row(name, index, raw)) for index, raw in rows}
+        return self._identities[name]
+
+    def _holder(self, identity: str) -> str | None:
+        """The split for which a row of the first part is held out."""
+        return next((name for name, holds in self.carved.items() if identity and holds(identity)), None)
+
+    def _chosen(self, number: int) -> Callable[[str], bool]:
+        """Tells which rows of the first part are held out for a split that the source lacks."""
+
+        def is_chosen(identity: str) -> bool:
+            return zlib.crc32(identity.encode()) % HELD_OUT_EVERY == number
+
+        name, others = self.names[self.parts[0]], dict[int, str]()
+        for index, raw in enumerate(self.tables[name]):
+            identity = _identity(self._row(name, index, raw))
+            if identity and not self._holder(identity):
+                if is_chosen(identity):
+                    return is_chosen
+                others[zlib.crc32(identity.encode())] = identity
+        # At least one, and one is left
+        chosen = {others[min(others)]} if len(others) > len(HELD_OUT) - number else set[str]()
+        return chosen.__contains__
+
+    def _no_rows(self, split: str) -> ConfigurationError:
+        names = [name for name in (*self.names, *self.carved) if next(self.walk(name), None) is not None]
+        different = {identity for part in self.names for identity in self._ids(part)}
+        return _no_split(self.source, split, names, len(different))
+
+
+_corpus = cache(Corpus)
 
 
 def _identity(row: Row) -> str:
@@ -131,15 +220,6 @@ def _identity(row: Row) -> str:
         return row.text
     # Its CRC-32 decides the split, and is far from uniform over short texts that differ in a digit
     return hashlib.sha256((row.text or str(row.answers[0])).encode()).hexdigest()
-
-
-def _pick(source: Source, splits: Mapping[str, Sequence[Row]], split: str, size: int) -> list[Row]:
-    rows = list(splits.get(split, ()))
-    if not rows:
-        different = {_identity(row) for some in splits.values() for row in some}
-        raise _no_split(source, split, [name for name, some in splits.items() if some], len(different))
-    random.Random(derive_seed(0, "order", split)).shuffle(rows)
-    return rows[:size] if size else rows
 
 
 def _no_split(source: Source, split: str, found: Iterable[str], different: int = 0) -> ConfigurationError:
@@ -154,4 +234,4 @@ def _no_split(source: Source, split: str, found: Iterable[str], different: int =
 
 
 def _error(source: Source, problem: str) -> ConfigurationError:
-    return ConfigurationError(f"{source.name} {problem}", key=KEY)
+    return ConfigurationError(f"{source.name} {problem}", key=source.key)

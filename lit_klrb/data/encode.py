@@ -5,6 +5,7 @@ comes of it decodes to the text of the row, for every tokenizer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -12,10 +13,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import ASSISTANT, USER, Conversation, check_settings, is_empty, shown, strings
-from lit_klrb.data.kinds import Content, LeftOutError
-from lit_klrb.data.turns import Span, Turns
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.data.chat import (
+    ASSISTANT,
+    USER,
+    Conversation,
+    LeftOutError,
+    check_settings,
+    is_empty,
+    is_left_alone,
+    shown,
+    strings,
+)
+from lit_klrb.data.kinds import Content, as_chat
+from lit_klrb.data.turns import NO_PROMPT, Span, Turns
+from lit_klrb.errors import ConfigurationError, refusing
 
 T = TypeVar("T")
 
@@ -138,6 +149,42 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tu
     return tuple(dict.fromkeys(index for index in ids if index is not None))
 
 
+def control_tokens(tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] = ()) -> tuple[str, ...]:
+    """The special tokens that end completions, have a role such as PAD, or are written by the chat template.
+
+    Others, such as a `<think>` that was added to the vocabulary, are the user's own: they may be in messages,
+    and rewards read them.
+    """
+    return _control_tokens(tokenizer, f"{tokenizer.chat_template}", tuple(ends), len(tokenizer))
+
+
+@lru_cache(maxsize=64)
+def _control_tokens(
+    tokenizer: PreTrainedTokenizerBase, template: str, ends: Sequence[int], size: int
+) -> tuple[str, ...]:
+    written = template
+    for roles in ((USER,), (USER, ASSISTANT), (USER, ASSISTANT, USER), ("system", USER, ASSISTANT)):
+        chat = Conversation(tuple({"role": role, "content": "a"} for role in roles), "")
+        for prompt in (False, True):
+            with suppress(LeftOutError, ConfigurationError):
+                written += chat.rendered("", tokenizer, add_generation_prompt=prompt)
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    named = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+    named |= {str(tokenizer.convert_ids_to_tokens(index)) for index in ends}
+    every = dict.fromkeys([*added, *tokenizer.all_special_tokens])
+    return tuple(token for token in every if token in named or token in written)
+
+
+def decoded(
+    rows: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] = ()
+) -> list[str]:
+    """Rows of token ids as texts without `control_tokens`; special tokens of the user's own stay."""
+    hidden = {tokenizer.convert_tokens_to_ids(token) for token in control_tokens(tokenizer, ends)}
+    skip = {*tokenizer.all_special_ids} <= hidden
+    shown = [row if skip else [index for index in row if index not in hidden] for row in rows]
+    return list(tokenizer.batch_decode(shown, skip_special_tokens=skip))
+
+
 class Reader:
     """Reads prompts and answers, texts or conversations, as a language model with a tokenizer does.
 
@@ -161,9 +208,12 @@ class Reader:
     ) -> None:
         self.key, self.tokenizer, self.ends, self.system = key, tokenizer, ends, system_prompt
         self.template, self._say, self._said = template or {}, say, set[str]()
-        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.controls = [*added, *tokenizer.all_special_tokens]
+        self.controls = control_tokens(tokenizer, ends)
         self.refuse_controls("system_prompt", system_prompt or "")
+        if system_prompt is not None and tokenizer.chat_template is not None:
+            probe = Conversation(({"role": USER, "content": "a"},), "").with_system(system_prompt)
+            with refusing("system messages are not possible", LeftOutError, key="system_prompt"):
+                probe.rendered(key, tokenizer)
         check_settings(tokenizer, self.template, "chat_template_kwargs")
 
     def say(self, does: str) -> None:
@@ -180,33 +230,50 @@ class Reader:
     def _control(self, text: str) -> str | None:
         return next((control for control in self.controls if control in text), None)
 
-    def chat(self, content: Content, role: str) -> Conversation:
+    def are_texts(self, *contents: Content, system: str | None) -> bool:
+        """Whether contents are read as texts, as no system message makes messages of them.
+
+        Args:
+            contents: What is read.
+            system: The system message of their row.
+        """
+        if not all(isinstance(content, str) for content in contents) or self.system is not None:
+            return False
+        if system and self.tokenizer.chat_template is None:
+            self.say("is missing: the columns of system messages are not read")
+        return system is None or self.tokenizer.chat_template is None
+
+    def chat(self, content: Content, role: str, system: str | None = None) -> Conversation:
         """Content without control tokens as a conversation, with system message and template's settings."""
         if isinstance(content, str):
-            content = Conversation(({"role": role, "content": content},), shown(content))
+            content = as_chat(content, role, shown(content))
         # Templates also write calls, thoughts and tools
         for what, values in (("a message contains", content.messages), ("tools contain", content.settings)):
             if control := next(filter(None, map(self._control, strings(values))), None):
                 raise LeftOutError(f"{what} the control token {control}")
-        chat = content if role == ASSISTANT else content.with_system(self.system)
+        chat = content if role == ASSISTANT else content.with_system(system or self.system)
         return replace(chat, settings={**chat.settings, **self.template})
 
-    def prompt(self, content: Content) -> list[int]:
+    def prompt(self, content: Content, system: str | None = None) -> list[int]:
         """A prompt alone: up to the beginning of an answer, or a begun one."""
-        if isinstance(content, str) and self.system is None:
+        if isinstance(content, str) and self.are_texts(content, system=system):
             return encode(content, None, self.tokenizer).ids
-        text = self.chat(content, USER).prompt(self.key, self.tokenizer)
+        chat = self.chat(content, USER, system)
+        text = chat.prompt(self.key, self.tokenizer)
+        is_asked = NO_PROMPT not in self._said and chat.messages[-1]["role"] != ASSISTANT
+        if is_asked and text == chat.prompt(self.key, self.tokenizer, add_generation_prompt=False):
+            self.say(NO_PROMPT)
         return encode(text, None, self.tokenizer, special_tokens=False).ids
 
-    def answered(self, prompt: Content, answer: Content) -> Encoded:
+    def answered(self, prompt: Content, answer: Content, system: str | None = None) -> Encoded:
         """A prompt with its answer, which has one end of a completion.
 
         Of an answer of several messages, those of the assistant are trained on.
         """
         not_empty(answer)
-        if not (isinstance(prompt, str) and isinstance(answer, str) and self.system is None):
-            return self._rendered(*self._joined(prompt, answer))
-        encoded = encode(prompt, answer, self.tokenizer)
+        if not self.are_texts(prompt, answer, system=system):
+            return self._rendered(*self._joined(prompt, answer, system))
+        encoded = encode(str(prompt), str(answer), self.tokenizer)
         start, ids = encoded.start, encoded.ids
         ends = [place for place in range(start, len(ids)) if ids[place] in self.ends]
         if ends and self._is_text(ids[ends[0] + 1 :]):
@@ -214,13 +281,16 @@ class Reader:
         ids = ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id]
         return Encoded(ids, [place >= start for place in range(len(ids))])
 
-    def classified(self, prompt: Content, answer: Content, max_tokens: int | None = None) -> Encoded:
+    def classified(
+        self, prompt: Content, answer: Content, system: str | None = None, max_tokens: int | None = None
+    ) -> Encoded:
         """A prompt with its answer as a classifier reads both, of a conversation without the end."""
-        are_texts = isinstance(prompt, str) and isinstance(answer, str)
-        if isinstance(prompt, str) and isinstance(answer, str):
-            text = self._plain(prompt + not_empty(answer), "pairs")
+        not_empty(answer)
+        are_texts = isinstance(prompt, str) and (not prompt or self.are_texts(prompt, answer, system=system))
+        if isinstance(prompt, str) and isinstance(answer, str) and are_texts:
+            text = self._plain(prompt + answer, "pairs")
         else:
-            text = self._joined(prompt, answer)[0].text(self.key, self.tokenizer)
+            text = self._joined(prompt, answer, system)[0].text(self.key, self.tokenizer)
         ids = classifier_ids(text, self.tokenizer, special_tokens=are_texts, max_tokens=max_tokens)
         return Encoded(ids, [True] * len(ids))
 
@@ -249,20 +319,23 @@ class Reader:
             raise ConfigurationError(f"needs conversations, but the {what} are texts", key="system_prompt")
         return text
 
-    def _joined(self, prompt: Content, answer: Content) -> tuple[Conversation, list[int]]:
+    def _joined(self, prompt: Content, answer: Content, system: str | None) -> tuple[Conversation, list[int]]:
         """A prompt with its answer as a conversation, and the numbers of the answer's messages."""
-        before = self.chat(prompt, USER)
+        before = self.chat(prompt, USER, system)
         messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
         chat = replace(before, messages=messages)
         return chat, self._answers(chat, len(before.messages))
 
     def _answers(self, chat: Conversation, first: int = 0) -> list[int]:
-        """The numbers of the assistant's messages from one on; if one says nothing, the row is left out."""
+        """The numbers of the assistant's messages from one on that are trained on.
+
+        If one says nothing, the row is left out.
+        """
         roles = [message["role"] for message in chat.messages]
         numbers = [n for n, role in enumerate(roles) if n >= first and role == ASSISTANT]
         if any(is_empty(chat.messages[number]) for number in numbers):
             raise LeftOutError("empty")
-        return numbers
+        return [number for number in numbers if not is_left_alone(chat.messages[number])]
 
     def _is_text(self, ids: Sequence[int]) -> bool:
         return bool(str(self.tokenizer.decode(list(ids))).strip())

@@ -1,43 +1,81 @@
 """Kinds of rows, as TRL has them: language modelling, prompt and completion, prompt, preference, labelled.
 
-Each is read from a row by its columns. Relatives of these forms are converted, which one line says.
+Which of them a row is follows from the names of its columns, which the tables below have. What is converted,
+and columns that nothing reads, are said.
 """
 
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown, without_none
-from lit_klrb.data.rows import RawRow
-from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.data.chat import (
+    ASSISTANT,
+    MARKS,
+    SYSTEM,
+    USER,
+    Conversation,
+    LeftOutError,
+    is_left_alone,
+    is_unicode,
+    kind_of,
+    shown,
+    without_none,
+)
+from lit_klrb.data.rows import RawRow, listed
 
-TEXT, PROMPT, MESSAGES, COMPLETION = "text", "prompt", "messages", "completion"
-CHOSEN, REJECTED = "chosen", "rejected"
-# The column with what the teacher, or the reference, reads instead of the prompt.
-TEACHER_PROMPT = "teacher_prompt"
-LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
-WORDS = "the words with which both begin"
-SPEAKERS = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
-# The columns of forms that are converted to those above
-CONVERTIBLE = ({"conversations"}, {"conversation"}, {"question", "answer"}, {"instruction", "output"})
-LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
-TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
-
-Content = str | Conversation
 # What a stage reads of a row: texts to model, prompts, preferences, pairs (preferences that need a prompt),
 # or texts with labels.
 Want = Literal["texts", "prompts", "preferences", "pairs", "labels"]
-# Columns that models of text do not read.
-MEDIA = "image", "images", "audio", "video", "videos"
-CLEANED = "<br /> tags, misread characters, or spaces at the ends of text are repaired"
+TEXT, PROMPT, MESSAGES, COMPLETION = "text", "prompt", "messages", "completion"
+CHOSEN, REJECTED, LABEL, TOOLS = "chosen", "rejected", "label", "tools"
+# The column with what the teacher, or the reference, reads instead of the prompt.
+TEACHER_PROMPT = "teacher_prompt"
+# Names of conversations, and of a system message before what other columns have
+CHATS, SYSTEMS = (MESSAGES, "conversations", "conversation"), (SYSTEM, "system_prompt")
+# Names of a question with its answer, and of what a question is about
+ANSWERED, BESIDE = {"question": "answer", "instruction": "output"}, ("input", "context")
+# Names of the prompt of chosen and rejected
+ASKED = (PROMPT, *ANSWERED, "input", "query", "problem")
+# Forms of rows: names of the columns that are read. Each stage reads the first of its forms that has values.
+TALKS, PAIR, PLAIN = tuple((name,) for name in CHATS), (CHOSEN, REJECTED), (TEXT,)
+CONVERTIBLE = tuple((asked, answer) for asked in ANSWERED for answer in (ANSWERED[asked], COMPLETION))
+QUESTIONS = tuple((name,) for name in ANSWERED)
+FORMS: dict[Want, tuple[tuple[str, ...], ...]] = {
+    "texts": (*TALKS, (PROMPT, COMPLETION), *CONVERTIBLE, PLAIN),
+    "prompts": (*TALKS, PAIR, (PROMPT,), *CONVERTIBLE, PLAIN, *QUESTIONS),
+    "preferences": (PAIR,),
+    "pairs": (PAIR,),
+    "labels": (PLAIN,),
+}
+# How a refusal names them
+WANTED: dict[Want, str] = {
+    "texts": "text, messages, or prompt and completion",
+    "prompts": "prompt, messages or text",
+    "preferences": "chosen and rejected",
+    "pairs": "chosen and rejected",
+    "labels": TEXT,
+}
+# Other names of these columns, which a refusal offers to read
+LIKE = {
+    MESSAGES: ("data", "chat", "dialogue", "dialog", "turns"),
+    PROMPT: ("problem", "query", "question", "instruction", "input", "task", "user"),
+    COMPLETION: ("solution", "response", "answer", "output", "answers", "target", "assistant", "summary"),
+    TEXT: ("chat", "content", "sentence", "review", "document", "body", "article"),
+}
+# What stands between a question, what it is about, and its answer, if they are texts
+JOINT = "\n\n"
+# Columns that change what a prompt means, and that nothing reads; others of a prompt's row reach rewards
+UNHEARD = (*BESIDE, "history", "documents", "image", "images", "audio", "video", "videos")
+LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
+TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
+LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
+
+Content = str | Conversation
+Columns = Mapping[str, str | None]
 log = logging.getLogger(__name__)
-
-
-class LeftOutError(ValueError):
-    """A row that cannot be read as a whole; the message is the reason, which is counted."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +86,14 @@ class Row:
     # The text or conversation; the completion; or the chosen and the rejected one
     answers: tuple[Content, ...] = ()
     label: int | None = None  # 1 positive, 0 negative, None unknown
-    # The other columns of the row, which reach rewards
+    # The other columns of a prompt's row, which reach rewards
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     place: str = field(default="", compare=False, repr=False)  # where it comes from, for messages
     problem: str = ""  # why it is left out, of a row that is not read further
+    # The system message before texts, which are messages then; None if the row has no column of that name
+    system: str | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)  # how it was converted
+    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)  # names of columns
 
     @property
     def text(self) -> str:
@@ -67,208 +109,344 @@ class Row:
         return "".join(text for part in parts for text in part)
 
 
-def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list[Row]:
-    """The rows of a table."""
-    parsed, said = [], Counter[str]()
-    for number, raw in enumerate(rows, 1):
-        row, note = converted(raw, want)
-        parsed.append(_parsed(_Raw(key, f"{place} row {number}", row), want))
-        said.update([note] if note else [])
-        is_read = row.get(TEXT) and TEXT not in parsed[-1].columns and not parsed[-1].problem
-        said.update([CLEANED] if is_read and row[TEXT] != parsed[-1].text else [])
-    for name in (name for name in MEDIA if any(row.get(name) for row in rows)):
-        log.warning("%s: models do not read the column %s, as they are of text alone", place, name)
-    for note, count in said.items():
-        log.warning("%s: converted %d of %d rows: %s", place, count, len(parsed), note)
+def parse_row(row: RawRow, want: Want, place: str = "", columns: Columns | None = None) -> Row:
+    r"""What a stage reads of a row.
+
+    Args:
+        row: Its columns.
+        want: What is read.
+        place: Where it comes from.
+        columns: The columns that are read under other names, see `CorpusDataModule`; None if there is no such
+            setting.
+
+    Example:
+        >>> row = parse_row({"question": "2+2?", "answer": "4"}, "texts")
+        >>> row.prompt, row.answers, row.notes
+        ('2+2?\n\n', ('4',), ('question and answer are prompt and completion',))
+        >>> row = {"problem": "2+2?", "solution": "4"}
+        >>> parse_row(row, "texts", columns={}).problem.partition("; ")[2]
+        "its columns: problem, solution; add --data.columns '{prompt: problem, completion: solution}'"
+        >>> parse_row(row, "texts", columns={"prompt": "problem", "completion": "solution"}).answers
+        ('4',)
+    """
+    try:
+        return _Reading(row, want, place, columns).parsed()
+    except RecursionError:
+        return Row("", place=place, problem="nested too deeply")
+    except LeftOutError as problem:
+        return Row("", place=place, problem=str(problem))
+
+
+def parse_rows(place: str, rows: Iterable[RawRow], want: Want) -> list[Row]:
+    """The rows of a table, in order."""
+    parsed = [parse_row(row, want, f"{place} row {number}") for number, row in enumerate(rows, 1)]
+    say(place, parsed)
     return parsed
 
 
-def _parsed(raw: "_Raw", want: Want) -> Row:
-    with refusing(f"{raw.place} cannot be read", RecursionError, key=raw.key):
-        try:
-            return READ[want](raw)
-        except LeftOutError as problem:
-            return Row("", place=raw.place, problem=str(problem))
+def say(place: str, rows: Sequence[Row], said: set[str] | None = None) -> None:
+    """Say how rows are converted, and which of their columns are not read, unless it was said."""
+    said = set() if said is None else said
+    for note, count in Counter(note for row in rows for note in row.notes).items():
+        if note not in said:
+            log.warning("%s: converted %d of %d rows: %s", place, count, len(rows), note)
+        said.add(note)
+    if unread := [name for name in dict.fromkeys(n for row in rows for n in row.unread) if name not in said]:
+        more = f" and {len(unread) - 9} more" if len(unread) > 9 else ""
+        log.warning("%s: columns that are not read: %s%s", place, ", ".join(unread[:9]), more)
+        said.update(unread)
 
 
-def converted(row: RawRow, want: Want) -> tuple[RawRow, str]:
-    """A row in one of the forms above, and how it became so; empty if it has not changed.
+def renamed(row: RawRow, columns: Columns) -> RawRow:
+    """A row with columns under other names; those named by None are left out.
 
     Example:
-        >>> row, note = converted({"question": "2+2?", "answer": "4"}, "texts")
-        >>> row["prompt"], row["completion"], note
-        ('2+2?', '4', 'question and answer are prompt and completion')
+        >>> renamed({"info": {"posts": ["a"]}, "system": "b"}, {"prompt": "info.posts.0", "system": None})
+        {'info': {'posts': ['a']}, 'prompt': 'a'}
     """
-    has = {name for name, value in row.items() if value is not None}
-    if not has & {MESSAGES, PROMPT, TEXT, CHOSEN}:
-        turns = row.get("conversations") or row.get("conversation")
-        if isinstance(turns, list) and all(isinstance(turn, Mapping) for turn in turns):
-            messages = [message for turn in turns for message in _messages(turn)]
-            return row | {MESSAGES: messages}, "conversations are messages"
-        if {"question", "answer"} <= has:
-            own = {PROMPT: row["question"], COMPLETION: row["answer"]}
-            return row | own, "question and answer are prompt and completion"
-        if {"instruction", "output"} <= has:
-            parts = [str(row[name]) for name in ("instruction", "input") if row.get(name)]
-            own = {PROMPT: "\n\n".join([*parts, ""]), COMPLETION: row["output"]}
-            return row | own, "instruction, input and output are prompt and completion"
-    pair = [text for text in (row.get(CHOSEN), row.get(REJECTED)) if isinstance(text, str)]
-    if want == "texts" or PROMPT in has or len(pair) < 2:
-        return row, ""
-    length, what = _beginning(*pair)
-    # Whole texts of a reward model need no prompt
-    if not length or (what == WORDS and want == "preferences"):
-        return row, ""
-    rest = {name: row[name][length:] for name in (CHOSEN, REJECTED)}
-    return {**row, PROMPT: row[CHOSEN][:length], **rest}, f"the prompt of a pair is {what}"
+    found = {name: value for name, value in row.items() if columns.get(name, "") is not None}
+    return found | {name: value for name, path in columns.items() if (value := _at(row, path)) is not None}
 
 
-def _beginning(one: str, other: str) -> tuple[int, str]:
-    """The length of the prompt with which two texts begin, and what it is; 0 without one."""
-    differ = (n for n, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1)
-    common = one[: next(differ, len(other))]
-    if LAST in common:
-        return common.rfind(LAST) + len(LAST), f"what both have up to the last {LAST.strip()!r}"
-    return max(0, *map(common.rfind, " \n")), WORDS  # the space belongs to the answer
+def _at(value: Any, path: str | None) -> Any:
+    """What a column has, or a part of it, such as `answers.text.0`; None without it."""
+    if path is None or (isinstance(value, Mapping) and path in value):
+        return value[path] if path else None
+    for part in path.split("."):
+        inside = dict(enumerate(value)) if isinstance(value, list) else value
+        value = inside.get(int(part) if part.isdigit() else part) if isinstance(inside, Mapping) else None
+    return value
 
 
-def _messages(turn: Mapping[str, Any]) -> list[RawRow]:
-    """The messages of a turn of ShareGPT, of a question with its answer, or of a message itself."""
-    if {"from", "value"} <= turn.keys():
-        return [{"role": SPEAKERS.get(turn["from"], turn["from"]), "content": turn["value"]}]
-    if {"input", "output"} <= turn.keys():
-        return [{"role": USER, "content": turn["input"]}, {"role": ASSISTANT, "content": turn["output"]}]
-    return [dict(turn)]
+class _Reading:
+    """Reads a row, and remembers which columns it reads and how it converts them."""
 
+    def __init__(self, row: RawRow, want: Want, place: str, columns: Columns | None) -> None:
+        self.row, self.want, self.place, self.columns = renamed(row, columns or {}), want, place, columns
+        self.used = {str(path).partition(".")[0] for path in (columns or {}).values()}
+        for name, path in (columns or {}).items():
+            optional = want == "prompts" and name in (COMPLETION, *PAIR)
+            if path is not None and name not in self.row and not optional:
+                raise LeftOutError(f"no column {path}, which columns names; its columns: {', '.join(row)}")
+        self.notes = dict[str, None]()
+        for name in (PROMPT, COMPLETION, *PAIR, *CHATS):
+            value = self.row.get(name)
+            if isinstance(value, str) and (messages := listed(value)) is not None:
+                self.row[name] = messages
+                self.note("lists of messages that are written as text are messages")
 
-class _Raw(NamedTuple):
-    """A row in one of the forms above, with the argument and the place that error messages name."""
-
-    key: str
-    place: str
-    row: RawRow
+    def note(self, line: str) -> None:
+        """Remember how the row is converted."""
+        self.notes[line] = None
 
     def has(self, *names: str) -> bool:
         """Whether the row has values in these columns."""
         return all(self.row.get(name) not in (None, []) for name in names)
 
-    def lacks(self, *forms: set[str]) -> bool:
-        """Whether the row has the columns of a form or of a relative, but not their values."""
-        present = self.row.keys()
-        return any(form <= present and not self.has(*form) for form in (*forms, *CONVERTIBLE))
+    def parsed(self) -> Row:
+        """The row, in the first form of its stage that has values."""
+        form = self.form()
+        self.used.update(form)
+        if form == PAIR:
+            prompt, *answers = self.pair()
+        elif form in TALKS:
+            prompt, answers = None, [self.content(form[0])]
+        elif form == PLAIN:
+            prompt, answers = None, [self.plain()]
+        else:
+            prompt, *answers = self.answered(*form)
+        if self.want == "prompts" and form in TALKS:
+            prompt, answers = before(answers[0]), []
+        elif self.want == "prompts" and form != PLAIN:
+            answers = []
+        elif self.want == "texts":
+            self.check_trained(form, *answers)
+        label = self.label() if self.want == "labels" else None
+        head, system = self.with_system(answers[0] if prompt is None else prompt, form)
+        prompt, answers = (None, [head]) if prompt is None else (head, answers)
+        kept = self.row if self.want == "prompts" else {}
+        columns = {name: kept[name] for name in kept if name != PROMPT and (name,) != form}
+        names = UNHEARD if self.want == "prompts" else self.row
+        unread = tuple(name for name in names if name and name not in self.used and self.row.get(name))
+        return Row(prompt, tuple(answers), label, columns, self.place, "", system, tuple(self.notes), unread)
 
-    def content(self, name: str, wanted: str = "") -> Content:
-        """The text or the conversation in a column; empty without a value, as a row is left out then."""
-        if name not in self.row:
-            columns = ", ".join(self.row) or "none"
-            raise self.error(f" has no column {wanted or name}; its columns: {columns}")
-        value = self.row[name] if self.has(name) else ""
-        if isinstance(value, list) or (name == MESSAGES and value):
-            place = self.place if name in (PROMPT, MESSAGES) else f"{self.place}, {name},"
-            return Conversation.read(self.key, place, value, without_none(self.row.get("tools")))
+    def form(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        given = self.row.get(PROMPT)
+        if self.want == "prompts" and given not in (None, []):
+            talks = isinstance(self.row.get(CHOSEN), list) or any(self.has(name) for name in CHATS)
+            if not isinstance(given, str) or not talks:
+                return (PROMPT,)  # a text beside a conversation is a part of it
+        forms = FORMS[self.want]
+        if found := [form for form in forms if self.has(*form)]:
+            return found[0]
+        if any(self.row.keys() >= {*form} for form in forms):
+            raise LeftOutError("empty")
+        problem = f"no column {WANTED[self.want]}; its columns: {', '.join(self.row) or 'none'}"
+        raise LeftOutError(problem if self.columns is None else f"{problem}; {self.offer()}")
+
+    def offer(self) -> str:
+        """The setting by which the row could be read."""
+        targets = {"prompts": (PROMPT,), "labels": PLAIN}.get(self.want, PAIR)
+        remedy = ", or write both first, where another column says which is better" if targets == PAIR else ""
+        if self.want == "texts":
+            remedy, asked = "", any(name in self.row for name in (PROMPT, *ANSWERED))
+            targets = (COMPLETION,) if asked else (PROMPT, COMPLETION)
+            if talk := next((name for name in LIKE[MESSAGES] if name in self.row), None):
+                targets = (MESSAGES,) if isinstance(self.row[talk], list) else PLAIN
+            elif not any(name in self.row for target in targets for name in LIKE[target]):
+                targets = PLAIN
+        found = {t: next((n for n in LIKE.get(t, ()) if n in self.row), "COLUMN") for t in targets}
+        return f"add --data.columns '{{{', '.join(f'{t}: {n}' for t, n in found.items())}}}'{remedy}"
+
+    def content(self, name: str) -> Content:
+        """The text or the conversation in a column."""
+        value = self.row.get(name)
+        if not self.has(name):
+            raise LeftOutError("empty")
+        if isinstance(value, (list, Mapping)) or name in CHATS:
+            self.used.add(TOOLS)
+            if name in CHATS[1:]:
+                self.note(f"{name} are messages" if name == CHATS[1] else f"{name} is messages")
+            chat = Conversation.read(self.place, value, without_none(self.row.get(TOOLS)))
+            if any(message.get("weight") not in (None, 0, 1) for message in chat.messages):
+                self.note("weights of messages other than 0 count as 1")
+            return chat
         if not isinstance(value, str) or not is_unicode(value):
-            raise self.error(f" has the {name} {shown(value)}; a text of Unicode characters is expected")
+            raise LeftOutError(f"{kind_of(value)} as {name}")
         return value
 
-    def parsed(self, prompt: Content | None, answers: Sequence[Content], *names: str) -> Row:
-        """The row, without the columns that became prompt and answers."""
-        if len({isinstance(content, str) for content in (prompt, *answers) if content is not None}) > 1:
-            raise self.error(
-                " has a text beside a list of messages; both are expected to be of the same form"
-            )
-        columns = {name: value for name, value in self.row.items() if name not in names}
-        return Row(prompt, tuple(answers), None, columns, self.place)
+    def question(self, name: str) -> Content:
+        """The prompt in a column, with what stands beside a question."""
+        self.used.add(name)
+        text = self.content(name)
+        if name not in ANSWERED or not isinstance(text, str):
+            return text
+        beside = [other for other in BESIDE if self.row.get(other)]
+        parts = [self.content(other) for other in beside]
+        if not all(isinstance(part, str) for part in parts):
+            raise LeftOutError(f"a list as {' or '.join(beside)}")
+        self.used.update(beside)
+        return JOINT.join([text, *parts, ""])  # type: ignore[list-item]
 
-    def error(self, problem: str) -> ConfigurationError:
-        """The error of a row with a problem."""
-        return ConfigurationError(f"{self.place}{problem}", key=self.key)
+    def answered(self, asked: str, *others: str) -> list[Content]:
+        """A prompt and its answer, if the form has one."""
+        contents = self.alike(self.question(asked), *map(self.content, others))
+        if asked != PROMPT:
+            names = [asked, *(name for name in BESIDE if name in self.used), *others]
+            parts = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+            what = "prompt and completion" if others else "prompt"
+            self.note(f"{parts} {'are' if len(names) > 1 else 'is the'} {what}")
+        return self.without_repeats(*contents)
+
+    def alike(self, prompt: Any, *answers: Any) -> list[Any]:
+        """Contents of one form: texts beside conversations become messages."""
+        if len({isinstance(content, str) for content in (prompt, *answers) if content is not None}) < 2:
+            return [prompt, *answers]
+        self.note("texts beside messages are messages")
+        roles = [USER, *(ASSISTANT for _ in answers)]
+        return [
+            as_chat(content, role, self.place) if isinstance(content, str) else content
+            for content, role in zip((prompt, *answers), roles, strict=True)
+        ]
+
+    def without_repeats(self, prompt: Content, *answers: Content) -> list[Content]:
+        """A prompt, and answers without it, if all begin with it; of one word this may be chance."""
+        line = "answers that begin with the prompt are read without it"
+        if isinstance(prompt, str):
+            texts = [str(answer) for answer in answers]
+            for start in (prompt, prompt.rstrip()):
+                if len(start.split()) > 1 and texts and all(text.startswith(start) for text in texts):
+                    self.note(line)
+                    return [start, *(text[len(start) :] for text in texts)]
+        else:
+            chats, own = [a for a in answers if isinstance(a, Conversation)], prompt.messages
+            count = len(own)
+            if chats and all(len(c.messages) > count and c.messages[:count] == own for c in chats):
+                self.note(line)
+                return [prompt, *(replace(chat, messages=chat.messages[count:]) for chat in chats)]
+        return [prompt, *answers]
+
+    def pair(self) -> list[Any]:
+        """The prompt, empty without one, the chosen and the rejected answer."""
+        answers = [self.content(name) for name in PAIR]
+        whole = all(isinstance(chat, Conversation) and len(chat.messages) > 1 for chat in answers)
+        prompt = None if whole and isinstance(self.row.get(PROMPT), str) else self.prompt_of_pair(whole)
+        self.used.add(PROMPT)
+        contents = self.alike(prompt, *answers)
+        prompt, *answers = contents
+        if isinstance(answers[0], Conversation):
+            return shared(*contents)
+        return self.beginning(*contents[1:]) if prompt is None else self.without_repeats(prompt, *answers)
+
+    def prompt_of_pair(self, whole: bool) -> Content | None:
+        """What other columns have as the prompt; conversations of several messages have one themselves."""
+        name = next((n for n in ASKED if self.has(n)), None)
+        if name == PROMPT:
+            return self.content(PROMPT)
+        if whole:
+            return None
+        if name is not None:
+            self.note(f"{name} is the prompt")
+            return self.question(name)
+        talk = next((n for n in CHATS if self.has(n)), None)
+        if talk is None:
+            return None
+        self.used.add(talk)
+        return before(self.content(talk))
+
+    def beginning(self, one: str, other: str) -> list[Content]:
+        """Two texts without the prompt with which they begin."""
+        differ = (n for n, both in enumerate(zip(one, other, strict=False)) if len({*both}) > 1)
+        common = one[: next(differ, len(other))]
+        if LAST in common:
+            length, what = common.rfind(LAST) + len(LAST), f"what both have up to the last {LAST.strip()!r}"
+        else:  # the space belongs to the answer; whole texts of a reward model need no prompt
+            length, what = max(0, *map(common.rfind, " \n")), "the words with which both begin"
+            length *= self.want != "preferences"
+        if length:
+            self.note(f"the prompt of a pair is {what}")
+        return [one[:length], one[length:], other[length:]]
+
+    def with_system(self, content: Content, form: tuple[str, ...]) -> tuple[Content, str | None]:
+        """A conversation after the row's system message, or a text and that message."""
+        name = next((n for n in SYSTEMS if n in self.row), None)
+        if name is None or form == PLAIN or not content:
+            return content, None
+        text = self.content(name) if self.row[name] else ""
+        if not isinstance(text, str):
+            raise LeftOutError(f"{kind_of(self.row[name])} as {name}")
+        self.used.add(name)
+        if isinstance(content, str):
+            return content, text
+        if text and content.with_system(text) is content and content.messages[0]["content"] != text:
+            self.note(f"the column {name} is not read where a conversation has a system message")
+        return content.with_system(text or None), None
+
+    def check_trained(self, form: tuple[str, ...], *answers: Content) -> None:
+        """Leave out a row that is marked as not to be trained on."""
+        self.used.update(MARKS)
+        if is_left_alone(self.row):
+            raise LeftOutError("marked as not to be trained on")
+        if len(form) > 1 and isinstance(self.row.get(LABEL), bool):
+            self.used.add(LABEL)
+            if not self.row[LABEL]:
+                raise LeftOutError("its label is false")
+
+    def plain(self) -> str:
+        """A whole text."""
+        text = self.content(TEXT)
+        if not isinstance(text, str):
+            raise LeftOutError("a list as text; conversations belong in the column messages")
+        if (clean := clean_text(text)) != text:
+            self.note("<br /> tags, misread characters, or spaces at the ends of text are repaired")
+        return clean
+
+    def label(self) -> int | None:
+        """The label of a text."""
+        self.used.add(LABEL)
+        label = self.row.get(LABEL)
+        if isinstance(label, str):  # a table in text has texts alone
+            label = TEXT_LABELS.get(label.lower(), label)
+        if not isinstance(label, (int, float, type(None))) or label not in LABELS:
+            raise LeftOutError(f"the label {shown(label)}; allowed: 1, 0, and -1 for unknown")
+        return LABELS[label]
 
 
-def _text_row(raw: _Raw) -> Row:
-    if raw.has(MESSAGES):
-        return raw.parsed(None, [raw.content(MESSAGES)], MESSAGES)
-    if raw.has(PROMPT, COMPLETION):
-        return raw.parsed(raw.content(PROMPT), [raw.content(COMPLETION)], PROMPT, COMPLETION)
-    if TEXT not in raw.row and raw.lacks({MESSAGES}, {PROMPT, COMPLETION}):
-        return raw.parsed(None, [""])
-    return _plain_row(raw, "text, messages, or prompt and completion")
+def as_chat(text: str, role: str, place: str) -> Conversation:
+    """A text as a message."""
+    return Conversation(({"role": role, "content": text.removesuffix(JOINT)},), place)
 
 
-def _plain_row(raw: _Raw, wanted: str = TEXT) -> Row:
-    text = raw.content(TEXT, wanted)
-    if not isinstance(text, str):
-        raise raw.error(": conversations belong in the column messages")
-    return raw.parsed(None, [clean_text(text)], TEXT)
+def before(content: Content) -> Conversation:
+    """A conversation without the last answer."""
+    assert isinstance(content, Conversation)
+    *earlier, last = content.messages
+    if last["role"] != ASSISTANT:
+        return content
+    if not earlier:
+        raise LeftOutError("no message before the assistant's")
+    return replace(content, messages=tuple(earlier))
 
 
-def _labelled_row(raw: _Raw) -> Row:
-    label = raw.row.get("label")
-    if isinstance(label, str):  # a table in text has texts alone
-        label = TEXT_LABELS.get(label.lower(), label)
-    if not isinstance(label, (int, float, type(None))) or label not in LABELS:
-        raise raw.error(f" has the label {shown(label)}; allowed: 1, 0, and -1 for unknown")
-    return replace(_plain_row(raw), label=LABELS[label])
-
-
-def _prompt_row(raw: _Raw) -> Row:
-    # A text beside conversations, as in ultrafeedback, is their first message
-    is_copy = isinstance(raw.row.get(PROMPT), str) and isinstance(raw.row.get(CHOSEN), list)
-    if raw.has(CHOSEN, REJECTED) and (is_copy or not raw.has(PROMPT)):
-        return raw.parsed(_preference_row(raw).prompt, (), PROMPT)
-    if PROMPT in raw.row:
-        return raw.parsed(raw.content(PROMPT), (), PROMPT)
-    if raw.has(MESSAGES):
-        chat = raw.content(MESSAGES)
-        assert isinstance(chat, Conversation)
-        *before, last = chat.messages
-        if last["role"] == ASSISTANT and not before:
-            raise LeftOutError("no message before the assistant's")
-        chat = replace(chat, messages=tuple(before)) if last["role"] == ASSISTANT else chat
-        return raw.parsed(chat, (), MESSAGES)
-    if TEXT not in raw.row and raw.lacks({MESSAGES}, {CHOSEN, REJECTED}):
-        return raw.parsed("", ())
-    return _plain_row(raw, "prompt, messages or text")
-
-
-def _preference_row(raw: _Raw) -> Row:
-    first, second = (raw.content(name) for name in (CHOSEN, REJECTED))
-    if not raw.has(CHOSEN, REJECTED):
-        return raw.parsed("", ["", ""], PROMPT, CHOSEN, REJECTED)
-    chats = isinstance(first, Conversation) and isinstance(second, Conversation)
-    is_given = raw.has(PROMPT) and not (chats and isinstance(raw.row[PROMPT], str))
-    prompt, answers = raw.content(PROMPT) if is_given else None, [first, second]
-    if isinstance(first, Conversation) and isinstance(second, Conversation):
-        prompt, *answers = _shared(raw, prompt, first, second)
-    return raw.parsed("" if prompt is None else prompt, answers, PROMPT, CHOSEN, REJECTED)
-
-
-def _shared(raw: _Raw, given: Content | None, *chats: Conversation) -> list[Content]:
+def shared(given: Conversation | None, *chats: Conversation) -> list[Content]:
     """The messages before the answers of two conversations, and the answers."""
-    for name, chat in zip((CHOSEN, REJECTED), chats, strict=True):
+    for name, chat in zip(PAIR, chats, strict=True):
         if (role := chat.messages[-1]["role"]) != ASSISTANT:
-            raise raw.error(f", {name}, ends with the role {role}; the assistant's answer is expected")
-    before = [chat.messages[:-1] for chat in chats]
+            raise LeftOutError(f"{name} ends with the role {role}, not with the assistant's answer")
+    earlier = [chat.messages[:-1] for chat in chats]
     answers = [replace(chat, messages=chat.messages[-1:]) for chat in chats]
-    if isinstance(given, Conversation) and all(part in ((), given.messages) for part in before):
-        return [replace(given, place=raw.place), *answers]
-    prefix = given.messages if isinstance(given, Conversation) else ()
-    after = [part[len(prefix) :] if part[: len(prefix)] == prefix else part for part in before]
+    if given is not None and all(part in ((), given.messages) for part in earlier):
+        return [given, *answers]
+    prefix = given.messages if given is not None else ()
+    after = [part[len(prefix) :] if part[: len(prefix)] == prefix else part for part in earlier]
     if prefix and any(part[0]["role"] == ASSISTANT for part in after if part):
         raise LeftOutError("several messages after the prompt")
-    if given is not None or before[0] != before[1]:
+    if given is not None or earlier[0] != earlier[1]:
         raise LeftOutError("conversations that differ before the answer")
-    if not before[0]:
+    if not earlier[0]:
         raise LeftOutError("no message before the assistant's")
-    return [replace(chats[0], messages=before[0], place=raw.place), *answers]
-
-
-READ = {
-    "texts": _text_row,
-    "prompts": _prompt_row,
-    "preferences": _preference_row,
-    "pairs": _preference_row,
-    "labels": _labelled_row,
-}
+    return [replace(chats[0], messages=earlier[0]), *answers]
 
 
 def clean_text(text: str) -> str:

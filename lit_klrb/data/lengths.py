@@ -4,12 +4,13 @@ import hashlib
 import json
 import logging
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from lit_klrb.data.chat import LeftOutError
 from lit_klrb.data.encode import Encoded
-from lit_klrb.data.kinds import LeftOutError, Row
+from lit_klrb.data.kinds import Row
 from lit_klrb.errors import ConfigurationError
 
 Overlong = Literal["leave_out", "cut", "refuse"]
@@ -45,27 +46,52 @@ class Selection:
         """Number of rows that are left out."""
         return sum(map(len, self.reasons.values()))
 
-    def read(self, rows: Iterable[Row], make: Callable[[int, Row], T]) -> list[T]:
+    def read(self, rows: Sequence[Row], make: Callable[[int, Row], T]) -> list[T]:
         """What is made of each row, without those that are left out, of which more than half are refused."""
         kept = []
         for index, row in enumerate(rows):
-            self.total += 1
             cut = self.cut
             try:
                 if row.problem:
                     raise LeftOutError(row.problem)
                 kept.append(make(index, row))
             except LeftOutError as reason:
-                self.reasons.setdefault(str(reason), []).append(row.place or f"row {self.total}")
+                self.reasons.setdefault(str(reason), []).append(row.place or f"row {index + 1}")
                 self.cut = cut
             self.cut = min(self.cut, cut + 1)  # a row of two answers is one
+        self.total = len(rows)
         digest = hashlib.sha256()
         for example in kept:  # a tuple of plain values; of other values the type counts
             text = json.dumps(example, default=lambda value: type(value).__name__, skipkeys=True)
             digest.update(text.encode())
         self.sha256 = digest.hexdigest()
-        self._conclude()
+        if self.cut:
+            rest = f"of {self.total} {self.split} rows are cut to {self.name}={self.limit}"
+            log.warning(f"{self.source}: the answers of {self.cut} {rest}")
+        self.refuse_half()
+        if self.left_out:
+            log.warning(self._line("are left out"))
         return kept
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Refuse rows of which more than half are of no known form, before anything else is done."""
+        for row in (row for row in rows if row.problem):
+            self.reasons.setdefault(row.problem, []).append(row.place)
+        self.total = len(rows)
+        self.refuse_half()
+
+    def refuse_half(self) -> None:
+        """Refuse rows if more than half are left out."""
+        if 2 * self.left_out > self.total:
+            raise ConfigurationError(self._line("cannot be read"), key=self.key)
+
+    def _line(self, what: str) -> str:
+        """How many rows are left out, and why: the three most frequent reasons."""
+        ordered = sorted(self.reasons.items(), key=lambda item: -len(item[1]))
+        why = [f"{len(places)} {reason} ({places[0]})" for reason, places in ordered[:3]]
+        more = [f"{sum(len(places) for _, places in ordered[3:])} for other reasons"] * (len(ordered) > 3)
+        rows = f"{self.left_out} of {self.total} {self.split} rows"
+        return f"{self.source}: {rows} {what}: {', '.join([*why, *more])}"
 
     def within(self, encoded: Encoded, more: int = 0) -> Encoded:
         """A text of at most `limit` tokens: longer ones are left out, cut or refused."""
@@ -82,19 +108,6 @@ class Selection:
             self.cut += 1
         self.lengths.append(len(encoded.ids))
         return encoded
-
-    def _conclude(self) -> None:
-        """Say what is left out, and refuse more than half."""
-        rows = f"{self.total} {self.split} rows"
-        if self.cut:
-            limit = f"{self.name}={self.limit}"
-            log.warning(f"{self.source}: the answers of {self.cut} of {rows} are cut to {limit}")
-        about = f"{self.source}: {self.left_out} of {rows}"
-        why = ", ".join(f"{len(places)} {reason} ({places[0]})" for reason, places in self.reasons.items())
-        if 2 * self.left_out > self.total:
-            raise ConfigurationError(f"{about} cannot be read: {why}", key=self.key)
-        if self.left_out:
-            log.warning(f"{about} are left out: {why}")
 
     def summary(self) -> dict[str, Any]:
         """Numbers for `check`."""

@@ -3,19 +3,19 @@
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 
-from lit_klrb.data.base import CorpusDataModule, GivenAnswers, WholeTexts, log
+from lit_klrb.data.base import LEAST, CorpusDataModule, GivenAnswers, WholeTexts, log
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.corpora import GRAMMAR, held_out_prompts
-from lit_klrb.data.encode import Encoded, Reader
+from lit_klrb.data.chat import LeftOutError
+from lit_klrb.data.corpora import GRAMMAR, Source, held_out_prompts
+from lit_klrb.data.encode import Encoded, Reader, end_tokens
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import LeftOutError, Row, parse_rows
+from lit_klrb.data.kinds import Row
 from lit_klrb.data.lengths import Selection, check_context_length, context_length
 from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, prompt_batch
-from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError, check_at_least
 
 
@@ -48,7 +48,7 @@ class ReviewDataModule(WholeTexts):
         if row.prompt is None:
             ids, mask = reader.whole(answer, answers_only)
         else:
-            ids, mask = reader.answered(row.prompt, answer)
+            ids, mask = reader.answered(row.prompt, answer, row.system)
         return selection.within(Encoded(ids, mask if answers_only else [True] * len(ids)))
 
     def visible(self, example: Encoded) -> str:
@@ -73,7 +73,7 @@ class LabelledReviewDataModule(WholeTexts):
     def load(self, split: str) -> Sequence[Row]:
         """The labelled rows of a split of the source."""
         rows = super().load(split)
-        labelled = [row for row in rows if row.label is not None]
+        labelled = [row for row in rows if row.label is not None or row.problem]
         if unknown := len(rows) - len(labelled):
             log.warning(f"{self.source}: {unknown} of {len(rows)} {split} rows are left out: no label")
         if not labelled:
@@ -133,7 +133,6 @@ class Prompts(CorpusDataModule, ABC):
             or conversations, used as they are), messages (conversations, without the last answer), text, of
             which the beginnings are used, or preferences, of which the prompts are.
         batch_size: Prompts per training batch; the module sets the number of completions of each.
-        train_size: Number of training prompts; 0 for one per row.
         eval_size: Number of prompts of the common evaluation, the same for every run.
         eval_batch_size: Prompts per evaluation batch; the sampled completions depend on it.
         min_prompt_tokens: Minimum length of the beginning of a text.
@@ -151,7 +150,7 @@ class Prompts(CorpusDataModule, ABC):
     want = "prompts"
 
     batch_size: int = 32
-    train_size: int = 5_000
+    generated_size: int = 5_000
     eval_size: int = 256
     eval_batch_size: int = 64
     min_prompt_tokens: int = 2
@@ -181,6 +180,8 @@ class Prompts(CorpusDataModule, ABC):
             teacher_examples=self.teacher_examples,
             template=self.chat_template_kwargs,
             teacher_template=self.teacher_chat_template_kwargs,
+            ends=end_tokens(learner.tokenizer, learner.trained),
+            say=self.say,
         )
         new = getattr(learner, "max_new_tokens", 1)
         own = context_length(learner.trained)
@@ -246,47 +247,54 @@ class PreferenceDataModule(Prompts, GivenAnswers):
 
     Args:
         batch_size: Pairs per training batch.
-        preferences: A data set of preferences, of which the first train_size are used, but no prompt that
-            the source holds out: a hub id, a folder or a file with the columns chosen and rejected, and
-            prompt or a common beginning: texts or conversations. `subset` and `split` are its own, too.
+        preferences: A data set of preferences, without the prompts that the source holds out: a hub id, a
+            folder or a file with the columns chosen and rejected, and prompt or a common beginning: texts or
+            conversations. `subset`, `split` and `columns` are its own, too.
     """
 
     contents = ("preferences", "prompts")
 
     preferences: str | None = None
 
+    def load(self, split: str) -> Sequence[Row]:
+        """The pairs that are given for the train split, otherwise rows of the source."""
+        if split != "train" or self.preferences is None:
+            return super().load(split)
+        settings = self.subset, self.split, None, tuple(self.columns.items())
+        pairs = Source(self.preferences, "pairs", *settings, "preferences", splits=False)
+        return self.drawn(pairs, split, self.train_size)
+
     def examples(self, split: str) -> Sequence[Any]:
-        """Pairs for the train split, prompts for the others."""
-        makes_pairs: Any = split == "train" and self._preview is None and self.learner
+        """Pairs for the train split if they are given, otherwise prompts."""
         if split != "train" or self.preferences is None:
             prompts = self.prompts(split)
             if any(prompt.teacher is not None for prompt in prompts):
                 problem = "gives the reference prompts of its own, which preferences do not support"
                 remedy = "leave out teacher_system_prompt, teacher_examples and the column teacher_prompt"
                 raise ConfigurationError(f"{self.source} {problem}: {remedy}", key="source")
-            return makes_pairs.preference_pairs(prompts) if makes_pairs else prompts
-        pairs = self._given()
-        return makes_pairs.given_pairs(pairs) if makes_pairs else pairs
-
-    def _given(self) -> list[PreferencePair]:
-        """The pairs of `preferences`, without the reference's log-probabilities."""
-        key, name = "preferences", str(self.preferences)
-        found = list((opened := open_splits(key, name, self.subset)).get(self.split, ()))
-        if not found:
-            problem = f"{name} has no rows in its {self.split} split; its splits: "
-            raise ConfigurationError(problem + (", ".join(sorted(opened)) or "none"), key=key)
-        rows = parse_rows(key, name, found[: self.train_size or None], "pairs")
-        reader, limit, evaluated = self.reader(key), self.limit, held_out_prompts(self.origin)
+            return prompts
+        key, limit = "preferences", self.limit
+        reader, evaluated = self.reader(key), held_out_prompts(self.origin, max(LEAST, self.eval_size))
 
         def make(index: int, row: Row) -> PreferencePair:
             if row.prompt == "":
                 raise LeftOutError("an empty prompt" if any(row.answers) else "empty")
             if row.text in evaluated:
                 raise LeftOutError("a prompt of an evaluation")
-            within = self.selections["train"].within
-            return PreferencePair.of(*(within(reader.answered(row.prompt or "", a)) for a in row.answers))
+            within, prompt = self.selections["train"].within, row.prompt or ""
+            return PreferencePair.of(*(within(reader.answered(prompt, a, row.system)) for a in row.answers))
 
-        return self.read("train", rows, make, limit, key)
+        return self.read("train", self.reviews["train"], make, limit, key)
+
+    def prepared(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """Pairs with the reference's log-probabilities, or those that the module makes of prompts.
+
+        Of rows without an upper bound only those that the steps use.
+        """
+        used, module = None if self.train_size else self.rows_of_steps, cast(Any, self.learner)
+        prepare = module.preference_pairs if self.preferences is None else module.given_pairs
+        pairs: Sequence[Any] = prepare(examples[:used])
+        return pairs
 
     def visible(self, example: Any) -> str:
         """See the base class."""

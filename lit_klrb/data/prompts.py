@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import USER, Conversation, check_settings, is_messages, is_unicode, shown
+from lit_klrb.data.chat import USER, Conversation, LeftOutError, check_settings, is_messages
 from lit_klrb.data.encode import Encoded, Reader, beginning, encode, not_empty
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, LeftOutError, Row
+from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, Row, as_chat
 from lit_klrb.data.lengths import Selection
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
@@ -50,14 +50,15 @@ class PromptReader:
         key: str = "source",
         template: Mapping[str, Any] | None = None,
         teacher_template: Mapping[str, Any] | None = None,
+        ends: Sequence[int] = (),
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.key, self.lengths, self.examples = key, (min_tokens, max_tokens), teacher_examples
-        self.student = Reader(key, tokenizer, (), system_prompt, template)
+        self.student = Reader(key, tokenizer, ends, system_prompt, template, say)
         check_settings(tokenizer, teacher_template or {}, "teacher_chat_template_kwargs")
         # Its system message is put before the examples here
-        self.teacher = Reader(
-            key, tokenizer, (), None, template if teacher_template is None else teacher_template
-        )
+        other = template if teacher_template is None else teacher_template
+        self.teacher = Reader(key, tokenizer, ends, None, other)
         self.teacher.refuse_controls("teacher_system_prompt", teacher_system_prompt or "")
         self.teacher.refuse_controls("teacher_examples", *chain(*teacher_examples))
         self.instead = teacher_system_prompt is not None
@@ -88,12 +89,12 @@ class PromptReader:
             ids = encode("", not_empty(str(row.answers[0])), self.student.tokenizer).ids
             length = random.Random(derive_seed(0, "prompt length", index)).randint(*self.lengths)
             return Prompt(not_empty(ids[: len(beginning(self.student.tokenizer)) + length]), row.columns)
-        own, columns = not_empty(row.prompt), row.columns
-        if isinstance(own, str) and self.as_chats:
-            own = Conversation(({"role": USER, "content": own},), f"the prompt {shown(own)}")
+        own, columns, student = not_empty(row.prompt), row.columns, self.student
+        if isinstance(own, str) and (self.as_chats or not student.are_texts(own, system=row.system)):
+            own = as_chat(own, USER, f"the prompt of {row.place}").with_system(row.system or None)
         if isinstance(own, Conversation):
-            columns = {**columns, PROMPT: list(own.with_system(self.student.system).messages)}
-        ids = not_empty(self.student.prompt(own))
+            columns = {**columns, PROMPT: list(own.with_system(student.system).messages)}
+        ids = not_empty(student.prompt(own))
         other = self._teachers(row, own)
         teacher = None if not self.has_teacher else ids if other is None else self.teacher.prompt(other)
         return Prompt(ids, columns, True, teacher)
@@ -105,15 +106,11 @@ class PromptReader:
             if isinstance(own, str) or not self.is_another:
                 return None
             return own.with_system(self.teacher_system, instead=self.instead).with_examples(self.examples)
-        place = f"the {TEACHER_PROMPT} of {shown(row.text)}"
         if isinstance(given, str):
-            if not (given and is_unicode(given)):
-                problem = f"{place} is {shown(given)}; Unicode characters are expected"
-                raise ConfigurationError(problem, key=self.key)
             if isinstance(own, str):
-                return given
-            given = [{"role": USER, "content": given}]
-        conversation = Conversation.read(self.key, place, given)
+                return not_empty(given)
+            given = [{"role": USER, "content": not_empty(given)}]
+        conversation = Conversation.read(f"the {TEACHER_PROMPT} of {row.place}", given)
         return conversation.with_system(self.teacher_system).with_examples(self.examples)
 
 

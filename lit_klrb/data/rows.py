@@ -1,18 +1,22 @@
 """Reading: hub ids, folders and files become rows; no code of a data set runs.
 
-The datasets library reads what has types. Of JSON and of tables in text it guesses them, which would change
-"2020-01-01" and "007": their strings and cells are read as they stand.
+Strings of JSON and cells of tables in text are read as they stand: "2020-01-01" and "007" are texts. Tables
+with types stay as they are stored, and rows are taken from them one by one, as there may be millions.
 """
 
+import ast
+import csv
 import gzip
 import json
 import logging
 import re
-import shutil
-import tempfile
+import sys
+from bisect import bisect_right
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,8 +26,10 @@ from lit_klrb.files import local_path
 RawRow = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt")
 ALLOWED = f"allowed: grammar, a hub id, a folder, or a file ({', '.join(SUFFIXES)}, each also .gz)"
-# The maximum size of a file of text, which as Python's objects takes several times the memory.
-LARGEST = 2**31
+# Between the cells of tables in text
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+# Messages that a table in text has as JSON, or as Python prints them
+LISTED = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]""")
 log = logging.getLogger(__name__)
 
 
@@ -97,7 +103,7 @@ class _Files(UserDict[str, Any]):
         super().__init__()
         self.key = key
 
-    def __getitem__(self, split: str) -> list[RawRow]:
+    def __getitem__(self, split: str) -> Sequence[RawRow]:
         files = self.data[split]
         stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
         if len(files) > 1 and (split in stems or len(set(stems)) < len(stems)):
@@ -107,68 +113,81 @@ class _Files(UserDict[str, Any]):
         return read_files(self.key, files)
 
 
-def read_files(key: str, files: Sequence[Path]) -> list[RawRow]:
+def read_files(key: str, files: Sequence[Path]) -> Sequence[RawRow]:
     """The rows of files, in order."""
-    rows: list[RawRow] = []
-    logger = logging.getLogger("datasets")
-    before = logger.level
+    parts = list[Any]()
     for file in files:
         if not suffix_of(file) or not file.is_file():
             raise ConfigurationError(f"{file} is not a file that can be read; {ALLOWED}", key=key)
-        if suffix_of(file) != ".parquet" and (size := file.stat().st_size) > LARGEST:
-            problem = f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files"
-            raise ConfigurationError(f"{file} cannot be read: {problem}", key=key)
-        logger.setLevel(logging.CRITICAL)  # it logs what it raises
-        try:
-            with refusing(f"{file} cannot be read", key=key):
-                rows += _rows_of(file)
-        finally:
-            logger.setLevel(before)
-    return rows
+        with refusing(f"{file} cannot be read", key=key):
+            try:
+                parts += _parts_of(file)
+            except UnicodeDecodeError as error:
+                name = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+                remedy = f"iconv -f {name} -t utf-8 {file.name} > new{suffix_of(file)}"
+                raise ValueError(f"it is not encoded in UTF-8; if it is {name}: {remedy}") from error
+    return Table(parts) if len(parts) != 1 or not isinstance(parts[0], list) else parts[0]
 
 
-def _rows_of(file: Path) -> list[RawRow]:
+class Table(Sequence[RawRow]):
+    """The rows of several parts: lists of rows, or batches of Arrow's, whose times become texts."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        self.starts = [0, *accumulate(map(len, parts))]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        part = bisect_right(self.starts, index) - 1
+        first = index - self.starts[part]
+        return next(_rows_of(self.parts[part][first : first + 1]))
+
+    def __iter__(self) -> Iterator[RawRow]:
+        return chain.from_iterable(map(_rows_of, self.parts))
+
+
+def _rows_of(part: Any) -> Iterator[RawRow]:
+    if isinstance(part, list):
+        yield from part
+        return
+    times = (date, datetime)
+    for first in range(0, len(part), 1000):
+        for row in part[first : first + 1000].to_pylist():
+            yield {name: str(v) if isinstance(v, times) else v for name, v in row.items()}
+
+
+def _parts_of(file: Path) -> Sequence[Any]:
+    """The rows of a file, in one list, or in the batches of a table with types."""
     match suffix_of(file):
         case ".jsonl" | ".json":
-            return _json_rows(file)
+            return [_json_rows(file)]
         case ".csv" | ".tsv":
-            return _cells(file)
-        case ".parquet" if file.name.endswith(".gz"):  # which the library does not unpack
-            with tempfile.NamedTemporaryFile(suffix=".parquet") as plain, gzip.open(file) as packed:
-                shutil.copyfileobj(packed, plain)
-                plain.flush()
-                return _typed_rows(Path(plain.name), "parquet")
-        case suffix:
-            return _typed_rows(file, "parquet" if suffix == ".parquet" else "text")
+            return [_cells(file)]
+        case ".txt":
+            with _opened(file) as text:
+                return [[{"text": line.removesuffix("\n")} for line in text]]
+    import pyarrow  # slow to import
+    from pyarrow import parquet
 
-
-def _typed_rows(file: Path, builder: str) -> list[RawRow]:
-    """The rows of a table with types, whose times become texts, or the lines of a text."""
-    import datasets
-
-    # Streamed: nothing is written to a cache, which a changed file would outdate
-    options = {"data_files": {"train": str(file)}, "split": "train", "streaming": True}
-    try:
-        rows = list(datasets.load_dataset(builder, **options))
-    except (StopIteration, datasets.exceptions.DatasetGenerationError) as error:
-        if not file.stat().st_size:
-            return []
-        raise ValueError(str(error.__cause__ or error) or "it has no rows") from error
-    times = (date, datetime)
-    return [
-        {k: str(value) if isinstance(value, times) else value for k, value in row.items()} for row in rows
-    ]
+    packed = file.name.endswith(".gz")
+    if not file.stat().st_size:
+        return []
+    table = parquet.ParquetFile(pyarrow.BufferReader(gzip.decompress(file.read_bytes())) if packed else file)
+    return list(table.iter_batches())
 
 
 def _json_rows(file: Path) -> list[RawRow]:
-    """The objects of JSON lines or of an array, with the same columns."""
+    """The objects of JSON lines or of an array."""
     with _opened(file) as text:
         rows = list(_json_values(text))
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is {type(row).__name__}; an object with columns is expected")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [row if len(row) == len(names) else {name: row.get(name) for name in names} for row in rows]
+    return rows
 
 
 def _json_values(text: TextIO) -> Iterator[Any]:
@@ -184,26 +203,33 @@ def _json_values(text: TextIO) -> Iterator[Any]:
                 raise ValueError(f"line {number}: {error.msg}") from error
             line += text.read()
             value = json.loads(line)  # of several lines
-        # Escapes can be half of a surrogate pair, which no tokenizer encodes
-        if re.search(r"\\ud[89a-f]", line, re.IGNORECASE):
-            json.dumps(value, ensure_ascii=False).encode()
         yield from value if is_first and isinstance(value, list) else [value]
         is_first = False
 
 
 def _cells(file: Path) -> list[RawRow]:
     """The rows of a table in text, whose cells are texts; empty ones are None."""
-    import pandas  # slow to import
-
-    sep = "\t" if suffix_of(file) == ".tsv" else ","
-    try:  # the text "None" is a text
-        table = pandas.read_csv(file, sep=sep, dtype=object, keep_default_na=False, na_values=[""])
-    except pandas.errors.EmptyDataError:
-        if not file.stat().st_size:
-            return []
-        raise
-    rows: list[RawRow] = table.where(table.notna(), None).to_dict("records")
-    if sep == "\t":  # in which quotes may be no more than that
+    own = "\t" if suffix_of(file) == ".tsv" else ","
+    csv.field_size_limit(sys.maxsize)
+    with _opened(file, newline="") as text:
+        header = text.readline()
+        sep = own if own in header else next((other for other in SEPARATORS if other in header), own)
+        text.seek(0)
+        # Quotes may be no more than that in .tsv
+        reader = csv.reader(text, delimiter=sep, strict=own == ",")
+        names, rows = next(reader, []), list[RawRow]()
+        try:
+            for cells in filter(None, reader):
+                if any(cells[len(names) :]):
+                    raise csv.Error(f"{len(cells)} cells, but the header has {len(names)}")
+                padded = (cell or None for cell in (*cells, *[""] * len(names)))
+                rows.append(dict(zip(names, padded, strict=False)))
+        except csv.Error as error:
+            quotes = f"a cell with {SEPARATORS[sep]} in it needs quotes"
+            raise ValueError(f"line {reader.line_num}: {error}; {quotes}") from error
+    if sep != own:
+        log.warning("%s: cells are separated by %s", file, SEPARATORS[sep])
+    if own == "\t":
         with _opened(file) as text:
             lines = sum(bool(line.strip()) for line in text) - 1
         if lines > len(rows):
@@ -211,7 +237,22 @@ def _cells(file: Path) -> list[RawRow]:
     return rows
 
 
-def _opened(file: Path) -> TextIO:
+def listed(text: str) -> Any:
+    """The list of messages that a text is, as JSON or as Python prints it; None for other texts.
+
+    Example:
+        >>> listed("[{'role': 'user', 'content': 'Is 7 even?'}]"), listed("[1]")
+        ([{'role': 'user', 'content': 'Is 7 even?'}], None)
+    """
+    if not LISTED.match(text):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError):
+            return read(text)
+    return text
+
+
+def _opened(file: Path, **settings: Any) -> TextIO:
     opened: Any = gzip.open if file.name.endswith(".gz") else open
-    text: TextIO = opened(file, "rt", encoding="utf-8-sig")
+    text: TextIO = opened(file, "rt", encoding="utf-8-sig", **settings)
     return text

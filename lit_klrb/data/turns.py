@@ -7,11 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import Conversation
-from lit_klrb.data.kinds import LeftOutError
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.data.chat import Conversation, LeftOutError, has_more, shown
 
 Span = tuple[int, int]
+# Stands for an answer, to see what a template puts before it
+MARK = "0#answer#0"
+NO_PROMPT = "has no generation prompt: answers begin with what it puts before them"
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,31 @@ class Turns:
                 self.say("changes earlier turns once an answer is there; they are not trained on")
                 continue
             if number and not spans and start == self._first(number):
-                self.say("has no generation prompt: answers begin with what it puts before them")
+                self.say(NO_PROMPT)
             end = self._end(number, len(start))
             if end == len(start):
                 self.say("does not show where an answer ends before later messages; it is not trained on")
             elif text[len(start) : end].strip() in ("", *self.ends):  # such as a call that it does not read
                 self.say("writes nothing of an answer; its end is not trained on")
             else:
-                spans.append((len(start), end))
+                spans.append((self._own(number, len(start), end), end))
         return spans
+
+    def _own(self, number: int, start: int, end: int) -> int:
+        """Where an answer begins after what the template puts before it, such as thoughts that are empty."""
+        messages, content = list(self.chat.messages), self.chat.messages[number]["content"].strip()
+        if has_more(messages[number]) or self.text[start:end].lstrip().startswith(content):
+            return start
+        messages[number] = {**messages[number], "content": MARK}
+        marked = replace(self.chat, messages=tuple(messages)).rendered(self.key, self.tokenizer)
+        place = marked.find(MARK, start)
+        added = self.text[start:place].strip()
+        if place < 0 or marked[:place] != self.text[:place] or not added:
+            return start
+        if number and self.text[:start] == self._first(number):
+            return start  # without a generation prompt this is the answer's beginning
+        self.say(f"puts {shown(added)} before answers, which is not trained on")
+        return place
 
     def _first(self, number: int, **settings: Any) -> str:
         """The text of the first messages."""
@@ -68,7 +85,7 @@ class Turns:
         try:
             alone = self._first(1)
             prompt = self._first(1, add_generation_prompt=True).removeprefix(alone)
-        except ConfigurationError:  # not without the user's message
+        except LeftOutError:  # not without the user's message
             return None
         before, mark, _ = alone.partition(prompt) if prompt.strip() else ("", "", "")
         return before + mark or None

@@ -105,6 +105,8 @@ class RegularisedModule(PolicyModule, ABC):
         reward_label: Rewarded label of a classifier; by default the second of two, the positive one. Several
             classifiers can each have their own: {path: label}.
         reward_output: Whether the reward is the log odds of that label or its logit.
+        reward_retries: How often a reward function that gets no answer, such as from a judge (a time-out, no
+            connection), is called again, after 5, 10, 20, ... seconds. `train/reward_retries` counts them.
         evaluation_completions: Completions per evaluation prompt.
         final_evaluation_completions: The same after `trainer.max_steps`, where runs are compared, and of the
             commands that evaluate: more have less noise; None for as many as before.
@@ -119,6 +121,7 @@ class RegularisedModule(PolicyModule, ABC):
     reward_path: str | dict[str, float] | None = None
     reward_label: str | dict[str, str] | None = None
     reward_output: RewardOutput = "log_odds"
+    reward_retries: int = 3
     evaluation_completions: int = 2
     final_evaluation_completions: int | None = None
     evaluation_seed: int = 0
@@ -132,6 +135,7 @@ class RegularisedModule(PolicyModule, ABC):
         if self.reward_path is not None:
             reward_parts(self.reward_path, self.reward_label)
         check_at_least(1, evaluation_completions=self.evaluation_completions)
+        check_at_least(0, reward_retries=self.reward_retries)
         if self.final_evaluation_completions is not None:
             check_at_least(1, final_evaluation_completions=self.final_evaluation_completions)
         self.sampling = Sampling(self.completions_per_prompt, self.max_new_tokens, self.temperature)
@@ -165,7 +169,8 @@ class RegularisedModule(PolicyModule, ABC):
         if trainer is None or not is_new:
             return
         reward = self.load_reward(trainer.strategy.root_device)
-        self.reward = reward if reward is no_reward else TrainingReward(reward, self._training_state)
+        is_none = reward is no_reward
+        self.reward = reward if is_none else TrainingReward(reward, self._training_state, self.reward_retries)
         self._set_dtypes()
         if self.pair.note is not None:
             self.print(self.pair.note)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import as_messages, is_messages
-from lit_klrb.data.encode import end_tokens
+from lit_klrb.data.encode import decoded, end_tokens
 from lit_klrb.data.kinds import PROMPT
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.engine.generation import Sampling, generate_completions, sampling_settings
@@ -206,8 +206,7 @@ class Pair:
         """Each sequence as a text, prompt and completion."""
         # Replace tokens after the end, which need not be padding tokens
         tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
-        decoded: list[str] = self.tokenizer.batch_decode(tokens[:, part], skip_special_tokens=True)
-        return decoded
+        return decoded(tokens[:, part].tolist(), self.tokenizer, self.ends)
 
     def columns(self, rollout: Rollout, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """What functions of completions read: prompts and completions, and the columns of the data.
@@ -220,7 +219,7 @@ class Pair:
         """
         rows, width = batch.get("rows", ()), rollout.mask.shape[1]
         parts = {"prompts": slice(-width), "completions": slice(-width, None)}
-        decoded = {name: self.texts(rollout, part) for name, part in parts.items()}
+        texts = {name: self.texts(rollout, part) for name, part in parts.items()}
         repeats = len(rollout.tokens) // max(len(rows), 1)
         columns = {
             name: [row.get(name) for row in rows for _ in range(repeats)]
@@ -229,8 +228,8 @@ class Pair:
         conversations: Any = columns.get(PROMPT, ())
         if all(map(is_messages, conversations or [None])):
             del columns[PROMPT]
-            return columns | as_messages(conversations, decoded["completions"])
-        return columns | decoded
+            return columns | as_messages(conversations, texts["completions"])
+        return columns | texts
 
     def rewards(self, reward: Callable[..., Tensor], rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
         """The reward of each sequence, shape [B]."""

@@ -28,6 +28,7 @@ MAY_DIFFER = {
     "trainer.num_nodes": "if the number of processes stays the same",
     "trainer.strategy": "if the number of processes stays the same",
     "model.init_args.served_timeout": "how long is waited for a served teacher",
+    "model.init_args.reward_retries": "how often a reward that gets no answer is called again",
     "trainer.callbacks": "those of lit_klrb.callbacks, which only observe; all others must agree",
     "trainer.max_steps": "may increase if nothing depends on it",
 }

@@ -1,10 +1,12 @@
 """Conversations become texts by the tokenizer's own chat template."""
 
+import json
+
 import pytest
 from chat_tokenizer import by_hand, chat_tokenizer, message
 from written import write_rows
 
-from lit_klrb.data.chat import Conversation, as_messages
+from lit_klrb.data.chat import Conversation, LeftOutError, as_messages
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.encode import Reader, not_empty
 from lit_klrb.data.kinds import PROMPT, parse_rows
@@ -158,7 +160,7 @@ def test_tools_have_the_parameters_of_their_own_row(tmp_path):
     found = []
     for suffix in ("jsonl", "parquet"):
         table = open_splits("source", write(tmp_path / f"rows.{suffix}", rows))["train"]
-        parsed = parse_rows("source", "here", table, "texts")
+        parsed = parse_rows("here", table, "texts")
         found.append([row.answers[0].text("source", chat_tokenizer(template)) for row in parsed])
     assert found[0] == found[1]
     assert '"parameters": {"y": {"type": "string"}}' in found[1][1]
@@ -170,7 +172,7 @@ def answers(tokenizer):
 
 
 def pair_of(tokenizer, source, system=None):
-    (row,) = parse_rows("preferences", source, open_splits("preferences", source)["train"], "preferences")
+    (row,) = parse_rows(source, open_splits("preferences", source)["train"], "preferences")
     reader = Reader("preferences", tokenizer, [tokenizer.eos_token_id], system)
     return PreferencePair.of(*(reader.answered(row.prompt, answer) for answer in row.answers))
 
@@ -184,39 +186,55 @@ def test_a_template_without_an_eos_after_the_answer():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "why"),
     [
-        ({"role": "user"}, "row 1 has the prompt {'role': 'user'}; a text of"),
-        ([message("human", "Hi")], "row 1 has the role 'human'; allowed: system, developer, user, assistant"),
-        ([{"from": "human", "value": "Hi"}], "row 1 has the message .*; messages have role and content"),
-        ([message("user", 5)], "row 1 has the content 5; allowed: strings"),
-        ([message("user", [{"type": "image", "url": "Hi"}])], r"row 1 has the content \[{'type"),
-        ([SYSTEM], "row 1 ends with a system message; a user's is expected"),
+        ({"role": "user"}, "a message whose content is nothing"),
+        ([message("narrator", "Hi")], "a message of the role 'narrator'; known are system, developer, user"),
+        ([{"from": ["human"], "value": "Hi"}], "a message whose role is a list"),
+        ([message("user", 5)], "a message whose content is a number"),
+        ([message("user", [{"type": "image", "url": "Hi"}])], "a message whose content is a list"),
+        ([SYSTEM], "the last message is the system's, not the user's"),
+        ([USER, "Hi"], "a text in place of a message"),
+        (5, "a number as prompt"),
+        (message("user", "[" * 2000), "nested"),
     ],
 )
-def test_what_is_no_conversation_is_named(tmp_path, tokenizer, value, message):
-    with pytest.raises(ConfigurationError, match=f"^source: .*{message}") as error:
-        prompt_of(tmp_path / "chats", tokenizer, {"prompt": value})
-    assert "\n" not in str(error.value)
+def test_a_row_that_is_no_conversation_is_left_out_and_counted(tokenizer, value, why):
+    """Public reports: unsloth#334, datasets#7222: one odd row ended the run."""
+    if why == "nested":
+        for _ in range(2000):
+            value = {"role": "user", "content": [value]}
+    good = {"prompt": [USER]}
+    rows = parse_rows("here", [good, {"prompt": value}, good], "prompts")
+    reader, selection = Reader("source", tokenizer, ()), Selection("source", "here", "train")
+    assert len(selection.read(rows, lambda _, row: reader.prompt(row.prompt))) == 2
+    ((reason, places),) = selection.reasons.items()
+    assert reason.startswith(why)
+    assert places == ["here row 2"]
+
+
+HI, YES = ("user", "Hi"), ("assistant", "Yes")
+SAID = [message(*HI), message(*YES)]
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    "value",
     [
-        ({"chosen": [USER, ANSWER]}, "row 1 has no column rejected; its columns: chosen"),
-        ({"prompt": [USER], "chosen": [ANSWER], "rejected": "No"}, "has a text beside a list of messages"),
-        (
-            {"chosen": [USER], "rejected": [USER]},
-            "chosen, ends with the role user; the assistant's answer is",
-        ),
+        [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}],
+        [message("Human", "Hi"), message("GPT", "Yes")],
+        [{"role": "user", "value": "Hi"}, {"from": "model", "content": "Yes"}],
+        [{"input": "Hi", "output": "Yes"}],
+        ["Hi", "Yes"],
+        json.dumps(SAID),
+        str(SAID),
     ],
 )
-def test_what_are_no_preferences_is_named(tmp_path, row, message):
-    source = write(tmp_path / "pairs.jsonl", [row])
-    with pytest.raises(ConfigurationError) as error:
-        parse_rows("preferences", source, open_splits("preferences", source)["train"], "preferences")
-    assert str(error.value).startswith(f"preferences: {source} ")
-    assert message in str(error.value)
+@pytest.mark.parametrize("name", ["messages", "conversations", "conversation"])
+def test_forms_of_conversations(value, name):
+    """Automodel#3143: roles by other names; diatool-dpo#2: lists that a table in text has as text."""
+    (row,) = parse_rows("here", [{name: value}], "texts")
+    assert row.problem == ""
+    assert [(m["role"], m["content"]) for m in row.answers[0].messages] == [HI, YES]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +254,11 @@ def test_what_are_no_preferences_is_named(tmp_path, row, message):
         ("pairs", {"prompt": [USER], "chosen": [], "rejected": [ANSWER]}, "empty"),
         ("prompts", {"messages": [ANSWER]}, "no message before the assistant's"),
         ("prompts", {"prompt": []}, "empty"),
+        (
+            "pairs",
+            {"chosen": [USER], "rejected": [USER, ANSWER]},
+            "chosen ends with the role user, not with the assistant's answer",
+        ),
         ("texts", {"messages": []}, "empty"),
     ],
 )
@@ -249,7 +272,7 @@ def test_a_conversation_that_a_stage_cannot_use_is_left_out(tokenizer, caplog, w
         return reader.prompt(not_empty(row.prompt)) if want == "prompts" else not_empty(row.answers[0])
 
     beside = {"text": " not read"} if want == "pairs" else {}
-    rows = parse_rows("source", "here", [good, row | beside, good], want)
+    rows = parse_rows("here", [good, row | beside, good], want)
     assert "converted" not in caplog.text
     assert len(selection.read(rows, make)) == 2
     assert selection.reasons == {why: ["here row 2"]}
@@ -283,7 +306,7 @@ def test_a_tokenizer_without_a_template():
 def test_a_hostile_template_runs_in_the_sandbox(tmp_path, monkeypatch, template):
     monkeypatch.chdir(tmp_path)
     chat = Conversation((USER, ANSWER), "row 1")
-    with pytest.raises(ConfigurationError, match=r"^source: row 1: the chat template ") as error:
+    with pytest.raises(LeftOutError, match=r"^the chat template ") as error:
         chat.text("source", chat_tokenizer(template))
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []

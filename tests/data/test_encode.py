@@ -11,9 +11,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from lit_klrb.comparison.measure import encode_prompts, encode_windows
-from lit_klrb.data.chat import Conversation
+from lit_klrb.data.chat import Conversation, LeftOutError
 from lit_klrb.data.encode import Reader, classifier_ids, encode, end_tokens
-from lit_klrb.data.kinds import LeftOutError, Row
+from lit_klrb.data.kinds import Row
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
 from lit_klrb.data.prompts import read_prompts
 
@@ -129,7 +129,7 @@ def examples(data, tokenizer, model, path, row, split="train"):
     learner = SimpleNamespace(
         tokenizer=tokenizer, trained=model, reads=data.contents, preference_pairs=None, given_pairs=list
     )
-    data.trainer = SimpleNamespace(lightning_module=learner)
+    data.trainer = SimpleNamespace(lightning_module=learner, max_steps=-1)
     data.reviews[split] = data.load(split)
     return data.examples(split)
 
@@ -203,7 +203,7 @@ def test_contents_are_no_control_tokens():
         with pytest.raises(LeftOutError, match="a message contains the control token <"):
             reader.whole(chat_of(content, "Yes"))
         with pytest.raises(LeftOutError, match="a message contains the control token <"):
-            reader.answered(chat_of("Hi"), Conversation.read("key", "row", [message("assistant", content)]))
+            reader.answered(chat_of("Hi"), Conversation.read("row", [message("assistant", content)]))
     with pytest.raises(LeftOutError, match="an end within the answer"):
         reader.answered("Hi", "Yes<eos>and more")
     once = reader.answered("Hi", "Yes<eos>\n")
@@ -246,6 +246,6 @@ def test_settings_of_the_template_and_tools_reach_it():
             "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": None}}],
         }
     ]
-    chat = Conversation.read("key", "row 1", calls, tools='[{"name": "add"}]')
+    chat = Conversation.read("row 1", calls, tools='[{"name": "add"}]')
     text = chat.rendered("key", chat_tokenizer(shows_tools))
     assert text == "[{\"name\": \"add\"}]2+2?[{'name': 'add', 'arguments': {'a': 2}}]"

@@ -1,7 +1,8 @@
 """What is cut or left out is counted in rows."""
 
+from lit_klrb.data.chat import LeftOutError
 from lit_klrb.data.encode import Encoded
-from lit_klrb.data.kinds import LeftOutError, Row
+from lit_klrb.data.kinds import Row
 from lit_klrb.data.lengths import Selection
 
 

@@ -5,8 +5,7 @@ from itertools import groupby
 import pytest
 from chat_tokenizer import TEMPLATE, chat_of, message, reader_of
 
-from lit_klrb.data.chat import Conversation
-from lit_klrb.data.kinds import LeftOutError
+from lit_klrb.data.chat import Conversation, LeftOutError
 
 CALLS = (
     "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.reasoning_content }}"
@@ -25,7 +24,7 @@ def test_neither_calls_nor_thoughts_nor_tools_are_control_tokens():
     reader, _ = reader_of(CALLS)
     names = {"role": "assistant", "content": "", "tool_calls": [{"function": {"<eos>": 1}}]}
     for answer in (called("x<eos>y"), called(reasoning_content="<|user|>"), names):
-        chat = Conversation.read("key", "row 1", [message("user", "Hi"), answer])
+        chat = Conversation.read("row 1", [message("user", "Hi"), answer])
         with pytest.raises(LeftOutError, match="a message contains the control token <"):
             reader.whole(chat)
         with pytest.raises(LeftOutError, match="a message contains the control token <"):
@@ -68,14 +67,14 @@ def test_what_is_trained_on_are_answers_whatever_ends_them(end, before, turn, la
     """Not the user's turns between them, for templates of turns that end without an end of a completion."""
     jinja = TEMPLATE.replace("{{ m['content'] }}{{ eos_token }}\n", before + "{{ m['content'] }}" + end)
     assert jinja != TEMPLATE
-    reader, _ = reader_of(jinja)
+    reader, said = reader_of(jinja)
     encoded = reader.whole(chat_of("Q1", "A1", "1", "A2", "Q3", "A3"))
-    thoughts = f"<t>{'so ' * 9}</t>" if before else ""
-    assert answers_of(reader, encoded) == [f"A1{turn}", f"A2{turn}", f"{thoughts}A3{last}"]
+    assert answers_of(reader, encoded) == [f"A1{turn}", f"A2{turn}", f"A3{last}"]
+    assert ("puts" in " ".join(said)) == bool(before), "thoughts that are the template's are no answer"
     encoded = reader.whole(chat_of("Q1", "A1", "Q2"))
     assert answers_of(reader, encoded) == [f"A1{turn}" + "<eos>" * ("<eos>" not in turn)], "up to the answer"
     once = reader.whole(chat_of("Q1", "A1"))
-    assert answers_of(reader, once) == [f"{thoughts}A1{last}"]
+    assert answers_of(reader, once) == [f"A1{last}"]
 
 
 def test_where_an_answer_ends_may_be_unknown():
@@ -83,8 +82,8 @@ def test_where_an_answer_ends_may_be_unknown():
     jinja = TEMPLATE.replace("{{ m['content'] }}{{ eos_token }}\n", THINKS + "{{ m['content'] }}" + LAST)
     reader, said = reader_of(jinja)
     encoded = reader.whole(chat_of("Q1", "A1", "Q2", "A2"))
-    assert answers_of(reader, encoded) == [f"<t>{'so ' * 9}</t>A2<eos>"]
-    assert said == [
+    assert answers_of(reader, encoded) == ["A2<eos>"]
+    assert said[:2] == [
         "the chat template changes an answer once there are later messages",
         "the chat template does not show where an answer ends before later messages; it is not trained on",
     ]
@@ -95,20 +94,20 @@ def test_all_answers_of_a_completion_are_trained_on():
     reader, _ = reader_of(CALLS)
     completion = [called("2"), message("tool", "42"), message("assistant", "It is 42")]
     earlier = chat_of("Q", "A", "Q2")
-    encoded = reader.answered(earlier, Conversation.read("key", "row 1", completion))
+    encoded = reader.answered(earlier, Conversation.read("row 1", completion))
     call = '[{"function": {"name": "add", "arguments": {"a": "2"}}}]'
     assert answers_of(reader, encoded) == [f"{call}<eos>", "It is 42<eos>"]
     text = f"<|user|>Q<eos>\n<|assistant|>A<eos>\n<|user|>Q2<eos>\n<|assistant|>{call}<eos>\n"
     assert reader.tokenizer.decode(encoded.ids) == f"{text}<|tool|>42<eos>\n<|assistant|>It is 42<eos>"
     with pytest.raises(LeftOutError, match="no answer"):
-        reader.answered(earlier, Conversation.read("key", "row 1", [message("user", "Yes")]))
+        reader.answered(earlier, Conversation.read("row 1", [message("user", "Yes")]))
 
 
 def test_empty_answers_are_counted_as_such_in_conversations():
     """They would be trained as an end alone; a call without a text is an answer."""
     reader, _ = reader_of(CALLS)
     for content in ("", " \n"):
-        empty = Conversation.read("key", "row 1", [message("assistant", content)])
+        empty = Conversation.read("row 1", [message("assistant", content)])
         for read in (
             lambda empty=empty: reader.answered(chat_of("Hi"), empty),
             lambda empty=empty: reader.classified(chat_of("Hi"), empty),
@@ -117,7 +116,7 @@ def test_empty_answers_are_counted_as_such_in_conversations():
         ):
             with pytest.raises(LeftOutError, match=r"^empty$"):
                 read()
-    call = Conversation.read("key", "row 1", [message("user", "Hi"), called("2")])
+    call = Conversation.read("row 1", [message("user", "Hi"), called("2")])
     (answer,) = answers_of(reader, reader.whole(call))
     assert answer == '[{"function": {"name": "add", "arguments": {"a": "2"}}}]<eos>'
     blind, said = reader_of()
@@ -129,11 +128,11 @@ def test_empty_answers_are_counted_as_such_in_conversations():
 def test_a_first_message_of_the_assistant_is_trained_on():
     """Role plays and ShareGPT have them; where the template does not show its beginning, a line says so."""
     roles = {"Hello": "assistant", "Q": "user", "A": "assistant"}
-    chat = Conversation.read("key", "row 1", [message(role, content) for content, role in roles.items()])
+    chat = Conversation.read("row 1", [message(role, content) for content, role in roles.items()])
     reader, said = reader_of()
     encoded = reader.whole(chat)
     assert (answers_of(reader, encoded), said) == (["Hello<eos>", "A<eos>"], [])
-    alone = Conversation.read("key", "row 1", [message("assistant", "Hello")])
+    alone = Conversation.read("row 1", [message("assistant", "Hello")])
     assert answers_of(reader, reader.whole(alone)) == ["Hello<eos>"]
     needs_user = "{% if messages | length == 1 %}{{ raise_exception('no user') }}{% endif %}"
     line = "does not show where a first message of the assistant begins; it is not trained on"
