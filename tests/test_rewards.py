@@ -174,8 +174,8 @@ def test_a_coroutine_reads_ids_and_state_and_logs_numbers_where_it_names_them(mo
     for length in (1, 3, 8):
         columns = {**COLUMNS, "completion_ids": [[7], [8] * length]}
         assert reward(JOINED, columns).tolist() == [6, 5 + length]
-    assert reward.metrics() == {"longest": 2.0}  # of training alone
-    assert reward.metrics() == {}
+    assert reward.metrics() == {"longest": 2.0, "reward_retries": 0}  # of training alone
+    assert reward.metrics() == {"reward_retries": 0}
 
 
 def test_the_toys_reward_refuses_texts_of_others():

@@ -125,8 +125,8 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
         *("learning_rate", "weight_decay", "adam_epsilon"),
         *("schedule", "warmup_steps", "gradient_checkpointing", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
-        "prefix_reward_every",
-        *("batch_size", "train_size"),
+        *("prefix_reward_every", "reward_retries"),
+        *("batch_size", "train_size", "generated_size"),
     }
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
     ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]

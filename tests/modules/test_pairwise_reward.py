@@ -36,7 +36,7 @@ def data_of(tokenizer, source, positions=64, kind=TextPairDataModule, **settings
     learner = SimpleNamespace(
         tokenizer=tokenizer, trained=SimpleNamespace(config=config), reads=data.contents
     )
-    data.trainer = SimpleNamespace(lightning_module=learner)
+    data.trainer = SimpleNamespace(lightning_module=learner, max_steps=-1)
     return data
 
 
@@ -235,8 +235,10 @@ def test_texts_without_a_label_are_counted(tmp_path, caplog):
     ("extra", "message"),
     [
         ([*PAIRS[:2]], "data: LabelledReviewDataModule provides labelled reviews, but PairwiseRewardModule"),
-        ([*PAIRS, "--data.train_size", "0"], "data.init_args.source: grammar is unlimited"),
-        ([*PAIRS, "--data.source", "{texts}"], "data.init_args.source: {texts} row 1 has no column chosen"),
+        (
+            [*PAIRS, "--data.source", "{texts}"],
+            "data.init_args.source: {texts}: 60 of 60 train rows cannot be read: 60 no column chosen and rejected",
+        ),
         (
             [*PAIRS, "--model.classifier_config", "null", "--model.classifier_path", "{three}"],
             "model.init_args.classifier_path: {three} has 3 labels; the reward needs one or two",

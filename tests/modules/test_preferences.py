@@ -44,7 +44,9 @@ def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path
     module, pairs = seen[0]
     eos, reference = module.tokenizer.eos_token_id, loading.load_model("path", chain.checkpoint("sft")).eval()
     assert len(pairs) == len(ROWS)
-    for pair, row in zip(pairs, ROWS, strict=True):
+    by_prompt = {tuple(module.tokenizer(row["prompt"])["input_ids"]): row for row in ROWS}
+    for pair in pairs:
+        row = by_prompt.pop(tuple(pair.prompt))
         for ids, name, logprob in (
             (pair.chosen, "chosen", pair.chosen_ref_logprob),
             (pair.rejected, "rejected", pair.rejected_ref_logprob),

@@ -89,7 +89,7 @@ SCHEMAS = {
 BEGUN, ASKED = "<bos>", "<bos><|user|>Is N even?<eos>\n<|assistant|>"
 # The first row as the model reads it, with N for numbers and a bar before each answer: one BOS, one end
 FIRST = {
-    "gsm8k": f"{BEGUN}What is N + N? | It is\n#### N<eos>",
+    "gsm8k": f"{BEGUN}What is N + N?\n\n | It is\n#### N<eos>",
     "hh-rlhf": f"{BEGUN}\n\nHuman: Is N even?\n\nAssistant: |  I think so.<eos> |  No!<eos>",
     "ultrafeedback_binarized": f"{ASKED} | No.<eos> | Yes.<eos>",
     "UltraChat": f"{ASKED} | Yes.<eos>\n<|user|>Is it even?<eos>\n<|assistant|>Yes.<eos>",

@@ -93,9 +93,9 @@ def test_pairs_for_dpo_are_chosen_with_the_columns(chain, tmp_path, source):
         max_new_tokens=8,
         completions_per_prompt=K,
     )
-    data = PreferenceDataModule(source=source, batch_size=4, train_size=0, eval_size=4)
+    data = PreferenceDataModule(source=source, batch_size=4, train_size=16, eval_size=4)
     attached(chain, tmp_path, data, module)
-    pairs = data.examples("train")
+    pairs = data.prepared(data.examples("train"))
     signs = {tuple(prompt.tokens): prompt.columns["sign"] for prompt in data.prompts("train")}
     assert len(pairs) > 8
     for pair in pairs:

@@ -162,10 +162,15 @@ CONTEXT = ["--data.teacher_system_prompt", "Lie"]
             "other",
             LONG,
             [],
-            "data.init_args.source: {rows}: 4 of 4 validation rows cannot be read: 4 longer than the "
+            "data.init_args.source: {rows}: 16 of 16 train rows cannot be read: 16 longer than the "
             "reference's context length=64",
         ),
-        ("other", NUMBER, [], "data.init_args.source: the teacher_prompt of 'Hi 1"),
+        (
+            "other",
+            NUMBER,
+            [],
+            "16 of 16 train rows cannot be read: 16 a number in place of a list of messages",
+        ),
         ("other", BEGINNINGS, [], "data.init_args.source: the column teacher_prompt needs conversations or"),
         ("other", BEGINNINGS, CONTEXT, "data.init_args.teacher_system_prompt: needs conversations or texts"),
         ("policy", None, [], "model.init_args.reference_path: policy has a KL of 0 to the policy on the"),
