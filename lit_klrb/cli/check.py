@@ -135,7 +135,7 @@ class CheckCLI(LitCLI):
             "prompts": {k: data[k] for k in (*DATA, "train_size", "batch_size") if data.get(k) is not None},
             "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
-            "processes": self.trainer.num_devices * self.trainer.num_nodes,  # type: ignore[attr-defined]
+            "processes": self.trainer.num_devices * self.trainer.num_nodes,
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
