@@ -3,7 +3,8 @@
 `python -m benchmarks.peers.trl_suite CHECKOUT` takes a checkout of TRL's repository, or its path in the
 variable TRL_CHECKOUT, and works in a folder that is deleted. The tests name models and data of the hub: tiny
 models with new weights are made under these names, and prompts of this file stand for the data set. A test
-counts if it passes with TRL alone. What fails with an estimator must be in `DIFFERENT`, with its reason, and the other way round:
+counts if it passes with TRL alone.
+What fails with an estimator must be in `DIFFERENT`, with its reason, and the other way round:
 otherwise the exit code is 1.
 
 As a plugin of pytest this module puts the wrapped trainers into `trl`, before the tests import them.
