@@ -163,7 +163,8 @@ class Corpus:
 
     def _shuffled(self, tables: Sequence[tuple[str, str]], split: str) -> Iterator[tuple[str, Row]]:
         total = sum(len(self.tables[name]) for _, name in tables)
-        for index in np.random.default_rng(derive_seed(0, "order", split)).permutation(total).tolist():
+        order = np.random.default_rng(derive_seed(0, "order", split)).permutation(total)
+        for index in map(int, order):
             for part, name in tables:
                 if index < len(self.tables[name]):
                     yield part, self._row(name, index, self.tables[name][index])
