@@ -10,6 +10,7 @@ Mixed precision rounds the weight of each matrix product. One that its file has 
 product, bit for bit, in half the memory. So the KL of a model to itself is exactly 0, whatever its file has.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -17,11 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as registration
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.capabilities import SHORT, eval_mode, has_weights, in_float32, probe_tokens
+from lit_klrb.seeding import forked_rng
 
 TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -52,8 +55,10 @@ def set_dtypes(model: PreTrainedModel, precision: str) -> None:
         model: The model, with any adapter.
         precision: As `trainer.precision`, such as "bf16-mixed".
     """
-    kept = _rounded_already(model) if precision in MIXED else set()
-    convert(model, trained_dtype(precision), kept)
+    kept, dtype = _rounded_already(model) if precision in MIXED else set(), trained_dtype(precision)
+    if has_weights(model) and any(weight.dtype != dtype for weight in model.parameters()):
+        _convert_buffers(model, dtype)
+    convert(model, dtype, kept)
     if not kept:
         return
     for module in model.modules():
@@ -68,6 +73,25 @@ def convert(model: nn.Module, dtype: torch.dtype, kept: Collection[nn.Parameter]
     for weight in model.parameters():
         if weight.is_floating_point() and weight not in kept:
             weight.data = weight.data.to(dtype)
+
+
+def _convert_buffers(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give a model the buffers with which transformers makes it for weights of a dtype, in place.
+
+    Some are rounded to that dtype and in no file, such as Gemma's scale of embeddings: a run from a file in
+    bfloat16 would else differ from the same run resumed.
+    """
+
+    def on_meta(module: nn.Module, name: str, weight: Tensor | None) -> nn.Parameter | None:
+        return None if weight is None else nn.Parameter(weight.to("meta"))
+
+    hook: Any = on_meta
+    with forked_rng(0), registration.register_module_parameter_registration_hook(hook):
+        made = dict(type(model)._from_config(copy.deepcopy(model.config), dtype=dtype).named_buffers())
+    stored = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in made and buffer.dtype != made[name].dtype:
+            buffer.data = (buffer if name in stored else made[name]).data.to(buffer.device, made[name].dtype)
 
 
 def _rounded_already(model: PreTrainedModel) -> set[nn.Parameter]:
