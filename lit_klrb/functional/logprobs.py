@@ -264,13 +264,17 @@ def _head_sums(policy: Tensor, reference: Tensor, tokens: Tensor, topk: TopK) ->
     return HeadSums.of(policy.gather(-1, head), reference.gather(-1, head), head, tokens)
 
 
-def probabilities_of(logprobs: Tensor) -> Tensor:
-    """exp(logprobs), with 0 in place of what is below the dtype's smallest normal number.
+def probabilities_of(logprobs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """exp(logprobs), with 0 in place of what is below the smallest normal number of the dtype.
 
     Such numbers lose their digits, and devices disagree whether they are 0.
+
+    Args:
+        logprobs: Of tokens or of blocks of tokens, any shape.
+        dtype: That of the computation, if `logprobs` has more digits.
     """
     values = logprobs.exp()
-    return torch.where(values < torch.finfo(values.dtype).tiny, 0, values)
+    return torch.where(values < torch.finfo(dtype or values.dtype).tiny, 0, values)
 
 
 def kl_sum(policy: Tensor, reference: Tensor, probabilities: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.credit import weighted
+from lit_klrb.functional.logprobs import probabilities_of
 
 P = ParamSpec("P")
 Sums = TypeVar("Sums", Tensor, None)
@@ -301,10 +303,12 @@ class RowStats(NamedTuple):
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
         # p_v = exp(l_v - Z) = exp(v) exp(m_b - Z): the share turns sums of exp(v) into sums of p
-        share, ref_share = (top - normaliser).exp(), (ref_top - ref_normaliser).exp()
-        # A block that a model excludes contributes 0; its maximum there is a large negative number
-        between = torch.where((mass > 0) & (ref_mass > 0), top - ref_top, 0)
+        share, ref_share = (
+            probabilities_of(log_share, sums.dtype)
+            for log_share in (top - normaliser, ref_top - ref_normaliser)
+        )
         # KL = sum_v p_v (l_v - l'_v) - (Z - Z'), where l - l' = (m_b - n_b) - (w - v)
+        between = top - ref_top
         log_ratio = _over_blocks(share, mass * between - cross, largest, sums.dtype)
         kl = log_ratio - (normaliser - ref_normaliser)
         # The same with the roles exchanged, where the sums of exp(w) (w - v) have the other sign
@@ -319,11 +323,9 @@ class RowStats(NamedTuple):
 
 
 def _over_blocks(share: Tensor, values: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum of share · values over the blocks; +inf if an excluded token's probability is not 0 in the dtype.
+    """Sum of share · values over the blocks; +inf if the probability of an excluded token is not 0.
 
-    `largest` are the largest of those probabilities before they are multiplied with the share. See
-    `probabilities_of` for what counts as 0.
+    `largest` are the largest of those probabilities before they are multiplied with the share.
     """
-    least = torch.finfo(dtype).tiny
-    total = torch.where(share < least, 0, share * values).sum(0)
-    return total.masked_fill((share * largest >= least).any(0), torch.inf)
+    infinite = share * largest >= torch.finfo(dtype).tiny
+    return weighted(share, values).sum(0).masked_fill(infinite.any(0), torch.inf)

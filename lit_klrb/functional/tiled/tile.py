@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.functional.credit import weighted
+from lit_klrb.functional.logprobs import probabilities_of
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import TiledInputs, defined
@@ -88,12 +89,11 @@ class Tile(NamedTuple):
         # Each block has its own maxima as reference points of v and w, hence a factor and a shift per block
         log_factor = self.sums[..., 0] - stats.normaliser
         shift = log_factor - (self.sums[..., 1] - stats.ref_normaliser)
-        shift = torch.where((self.sums[..., 2:4] > 0).all(-1), shift, 0)  # see `RowStats.of`
         # `weighted`, as a weight of 0 must remove an infinite KL
         constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
         if at_all is not None:
             constant = constant + at_all
-        factor, by_value = log_factor.exp(), []
+        factor, by_value = probabilities_of(log_factor, self.sums.dtype), []
         if value_weights is not None and stats.expected_value is not None:
             constant = constant - value_weights * stats.expected_value
             by_value = [factor * value_weights]
