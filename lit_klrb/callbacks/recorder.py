@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 import torch
-import yaml
 from torch import Tensor
 
 from lit_klrb import schema
@@ -19,7 +18,7 @@ from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.lightning_internals import set_logged_epoch, set_logged_step
 from lit_klrb.run.machine import versions
-from lit_klrb.run.same_run import RUN_KEY, record
+from lit_klrb.run.same_run import RUN_KEY
 
 
 class DivergedError(RuntimeError):
@@ -54,11 +53,12 @@ class RunRecorder(L.Callback):
 
     Args:
         directory: The run directory.
-        config: The resolved configuration, as YAML.
+        config: The configuration as it is written, as YAML.
+        settings: Gives what each checkpoint says of its run, see `lit_klrb.run.same_run.record`.
     """
 
-    def __init__(self, directory: RunDirectory, config: str) -> None:
-        self.directory, self.config = directory, config
+    def __init__(self, directory: RunDirectory, config: str, settings: Callable[[], dict[str, Any]]) -> None:
+        self.directory, self.config, self._settings = directory, config, settings
         # Whether this attempt has completed a step; an error before that is a failed start, which is undone.
         self.begun = False
         # The settings that a configuration must agree with to resume the run.
@@ -68,7 +68,7 @@ class RunRecorder(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the configuration, now that everything it configures has been built."""
-        self._record = record(yaml.load(self.config, yaml.CSafeLoader) or {})
+        self._record = self._settings()
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             write_atomically(self.directory.path / schema.CONFIG, self.config)
             print(_size_line(trainer))

@@ -7,10 +7,11 @@ from typing import Any
 
 import yaml
 
-from lit_klrb.config_files import check_config_file
+from lit_klrb.config_files import check_config_file, environment_names, with_environment_unread
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 from lit_klrb.modules import DistillModule
+from lit_klrb.run.written import MASK
 
 PACKAGE = "lit_klrb.estimators"
 # The value of the parser: the default of modules with a reward
@@ -82,7 +83,7 @@ def _sections(path: str) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
     if odd := [key for key in _keys(content) if not isinstance(key, str)]:
         raise ConfigurationError(f"{path}: Key must be a string, got: {odd[0]!r}")
-    return content
+    return with_environment_unread(content) if environment_names(content) else content
 
 
 def _keys(content: Any) -> Iterator[Any]:
@@ -151,8 +152,11 @@ def default_options(given: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_text(settings: Mapping[str, Any]) -> None:
-    """Refuse text that no file name and no log can hold."""
+    """Refuse text that no file name and no log can hold, and what stands for a value that was not written."""
     for key, value in settings.items():
+        if value == MASK:
+            text = f"{MASK} stands for a value that is not written; set it, or read it by ${{oc.env:NAME}}"
+            raise ConfigurationError(text, key=key)
         texts = [key, value] if isinstance(value, str) else [key]
         if any(re.search("[\0\ud800-\udfff]", text) for text in texts):
             problem = "is not text: it has a null character or a lone surrogate"

@@ -58,6 +58,7 @@ from lit_klrb.run.options import (
     prefer_determinism,
 )
 from lit_klrb.run.same_run import check_same_run, record, run_of
+from lit_klrb.run.written import without_loggers, written
 from lit_klrb.stops import Stopped
 from lit_klrb.terminal import say_once
 
@@ -119,7 +120,8 @@ class LitCLI(LightningCLI):
             text = self.parser.dump(
                 self.config, skip_link_targets=False, skip_none=False, skip_validation=True
             )
-            self.config_dump = yaml.load(text, yaml.CSafeLoader)[self.config.subcommand]
+            self._values = yaml.load(text, yaml.CSafeLoader)[self.config.subcommand]
+            self.config_dump = written(self._values, self._given)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -127,6 +129,11 @@ class LitCLI(LightningCLI):
         found = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
         found.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
         return found
+
+    @property
+    def written_settings(self) -> dict[str, Any]:
+        """The same as they are written, without those of loggers."""
+        return without_loggers(flattened(self._own(self.config_dump)))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the KL plug-in and the checkpoints, set defaults, and link all seeds to `seed_everything`."""
@@ -189,7 +196,7 @@ class LitCLI(LightningCLI):
         if is_fit:
             try:
                 run = run_of(path)
-                check_same_run(path, run, record(self._resolved()))
+                check_same_run(path, run, self._record())
             except ConfigurationError as error:
                 if not automatic:
                     raise
@@ -200,18 +207,25 @@ class LitCLI(LightningCLI):
             if automatic:
                 say_once(f"--ckpt_path {AUTO}: resuming {path}")
 
-    def _resolved(self) -> dict[str, Any]:
-        """The resolved configuration, without keys that follow from others."""
+    def _record(self) -> dict[str, Any]:
+        """What a resumed run is compared by."""
         self._dump_config()
-        config: dict[str, Any] = copy.deepcopy(self.config_dump)
+        return record(self._own(self._values), self._own(self.config_dump))
+
+    def _own(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings of all sections without keys that follow from others."""
+        config = copy.deepcopy(settings)
         for target in self._parser("fit").links:  # type: ignore[attr-defined]
             section, name = target.split(".")
             (config[section].get("init_args") or config[section]).pop(name, None)
         return config
 
     def _config_text(self) -> str:
-        """The resolved configuration, as YAML for `--config`."""
-        text = yaml.dump(self._resolved(), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
+        """The configuration as it is written, as YAML for `--config`."""
+        self._dump_config()
+        text = yaml.dump(
+            self._own(self.config_dump), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True
+        )
         return f"# lightning.pytorch=={L.__version__}\n{text}"
 
     def _set_seed(self) -> None:
@@ -248,7 +262,8 @@ class LitCLI(LightningCLI):
         prefer_determinism(config)
         self.directory = RunDirectory(config.default_root_dir)
         is_run = self.subcommand == "fit" and not config.fast_dev_run
-        self.recorder = RunRecorder(self.directory, self._config_text() if is_run else "")
+        config_text = self._config_text() if is_run else ""
+        self.recorder = RunRecorder(self.directory, config_text, self._record)
         given = as_list(config.callbacks)
         if any(isinstance(callback, KLEstimatorCallback) for callback in given):
             problem = "KLEstimatorCallback is what the keys under kl set; plug in one only"
@@ -280,7 +295,7 @@ class LitCLI(LightningCLI):
                 rank_zero_only(self.directory.begin)(self.resumed)  # every process runs this command
                 own = run_loggers(self.directory.path, self.tensorboard)
                 self.trainer.loggers = [*own, *self.trainer.loggers]
-                tell_loggers(self.trainer.loggers, self.settings, self.directory)
+                tell_loggers(self.trainer.loggers, self.written_settings, self.directory)
                 say_before_kill(lambda: error_line(f"{LOST}; {self._resume_hint()}"))
                 super()._run_subcommand(subcommand)
             except BaseException as error:

@@ -1,9 +1,11 @@
 """Types of settings: the arguments of classes, and whether a value can be of a type."""
 
+import ast
 import contextlib
 import importlib
 import inspect
 import sys
+import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -31,8 +33,13 @@ class Parameters(NamedTuple):
 
 
 def parameters(kind: type) -> Parameters:
-    """The arguments of a class, and those that its `**kwargs` hand on to its base classes."""
+    """The arguments of a class, and those that its `**kwargs` hand on to its base classes.
+
+    What an `__init__` gives its base class by name, such as `super().__init__(root_dir=save_dir, **kwargs)`,
+    nobody else can give.
+    """
     found: dict[str, inspect.Parameter] = {}
+    passed: set[str] = set()
     hints: dict[str, Any] = {}
     are_all = False
     for base in kind.__mro__[:-1]:
@@ -44,13 +51,25 @@ def parameters(kind: type) -> Parameters:
             known = get_type_hints(base.__init__)  # type: ignore[misc]
         hands_on = any(p.kind is p.VAR_KEYWORD for p in own)
         for p in own:
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in found:
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in {*found, *passed}:
                 found[p.name], hints[p.name] = p, known.get(p.name, Any)
         if not hands_on:
             are_all = True
             break
+        passed |= _passed(base)
     required = [name for name, p in found.items() if p.default is p.empty]
     return Parameters(hints, required, are_all)
+
+
+def _passed(kind: type) -> set[str]:
+    """The names of the arguments that the `__init__` of a class gives its base class."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
+    except (OSError, TypeError):  # it has no source
+        return set()
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    to_base = (call for call in calls if ast.unparse(call.func) == "super().__init__")
+    return {keyword.arg for call in to_base for keyword in call.keywords if keyword.arg}
 
 
 def alternatives(hint: Any) -> Iterator[Any]:

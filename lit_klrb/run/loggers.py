@@ -88,7 +88,7 @@ def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
 
 
 def tell_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any], directory: RunDirectory) -> None:
-    """Give every logger the whole configuration, and the run's name and folder; W&B also the run's id."""
+    """Give every logger the settings of the run, its name and its folder; W&B also the run's id."""
     root = directory.path
     told = {**settings, "run.name": root.name, "run.folder": str(root.absolute())}
     # With the same id, a resumed run continues W&B's run instead of starting another one

@@ -1,6 +1,7 @@
 """Checks that resuming continues the same run: which settings may differ, and which must not."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import sha256
 from lit_klrb.run.checkpoints import read
 from lit_klrb.run.resumable import check_resumable
+from lit_klrb.run.written import written
 
+CALLBACKS = "trainer.callbacks"
 # Keys that may differ, with all keys below them, and why. All other keys must agree.
 MAY_DIFFER = {
     "ckpt_path": "names the run to resume",
@@ -29,7 +32,7 @@ MAY_DIFFER = {
     "trainer.strategy": "if the number of processes stays the same",
     "model.init_args.served_timeout": "how long is waited for a served teacher",
     "model.init_args.reward_retries": "how often a reward that gets no answer is called again",
-    "trainer.callbacks": "those of lit_klrb.callbacks, which only observe; all others must agree",
+    CALLBACKS: "those of lit_klrb.callbacks, which only observe; all others must agree",
     "trainer.max_steps": "may increase if nothing depends on it",
 }
 OBSERVERS = "lit_klrb.callbacks."
@@ -43,10 +46,23 @@ READ_AGAIN = ("reference_path", "reward_path", "source", "preferences")
 Settings = dict[str, Any]
 
 
-def record(settings: Settings) -> Settings:
-    """What `check_same_run` compares of a complete configuration, as plain dictionaries, for a checkpoint."""
+def record(settings: Settings, as_written: Settings | None = None) -> Settings:
+    """What `check_same_run` compares of a complete configuration, as plain dictionaries, for a checkpoint.
+
+    Args:
+        settings: The configuration.
+        as_written: The same as it is written, if it has values that are not: of these, but no passwords, a
+            hash is compared.
+    """
     again = {key: _content_of(value) for key, value in leaves(settings) if key.endswith(READ_AGAIN)}
-    return {"settings": settings, "contents": {key: found for key, found in again.items() if found}}
+    texts = dict(leaves(as_written or settings))
+    unwritten = {
+        key: _digest(written(value, {}, key))
+        for key, value in leaves(settings)
+        if texts[key] != value and (key == CALLBACKS or not _may_differ(key))
+    }
+    contents = {key: found for key, found in again.items() if found}
+    return {"settings": as_written or settings, "contents": contents, "unwritten": unwritten}
 
 
 def run_of(path: str) -> Settings:
@@ -79,10 +95,12 @@ def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
     for key in (key for key in old if key in new):
         contents = saved["contents"].get(key), wanted["contents"].get(key)
         problem = None
-        if None not in contents and contents[0] != contents[1]:
-            problem = f"{new[key]} has changed since the run of {path} was started"
-        elif None in contents and old[key] != new[key] and (why := _objection(key, old, new)) is not None:
-            problem = f"{path} was trained with {old[key]}, not {new[key]}{why}"
+        if None not in contents:
+            if contents[0] != contents[1]:
+                problem = f"{new[key]} has changed since the run of {path} was started"
+        elif _differ(key, saved, wanted, old, new) and (why := _objection(key, old, new)) is not None:
+            other = f"not {new[key]}" if old[key] != new[key] else "of another value"
+            problem = f"{path} was trained with {old[key]}, {other}{why}"
         if problem is not None:
             raise ConfigurationError(f"{problem}; {alternative}", key=key)
 
@@ -107,6 +125,19 @@ def leaves(settings: Settings) -> Iterator[tuple[str, Any]]:
             yield section, content
 
 
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _differ(key: str, saved: Settings, wanted: Settings, old: Settings, new: Settings) -> bool:
+    """Whether two runs have other values of a setting; of one that is not written, hashes are compared."""
+    marks = [run.get("unwritten", {}).get(key) for run in (saved, wanted)]
+    if not any(marks):
+        return bool(old[key] != new[key])
+    first, second = (mark or _digest(leaf[key]) for mark, leaf in zip(marks, (old, new), strict=True))
+    return first != second
+
+
 def _content_of(value: Any) -> Any:
     """The content of a file or folder, or of the rewards of a weighted sum, with their weights."""
     if isinstance(value, dict):
@@ -128,7 +159,7 @@ def _objection(key: str, old: Settings, new: Settings) -> str | None:
     """Why a key must not differ, as the end of a sentence; None if it may differ."""
     if key == "trainer.max_steps":
         return _objection_to_steps(old, new)
-    if key == "trainer.callbacks":
+    if key == CALLBACKS:
         acting = [
             [c for c in _listed(run[key]) if not c["class_path"].startswith(OBSERVERS)] for run in (old, new)
         ]
@@ -136,8 +167,11 @@ def _objection(key: str, old: Settings, new: Settings) -> str | None:
     # A served teacher may have moved
     if key.endswith("reference_path") and all("://" in str(settings[key]) for settings in (old, new)):
         return None
-    may = any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_DIFFER)
-    return None if may else ""
+    return None if _may_differ(key) else ""
+
+
+def _may_differ(key: str) -> bool:
+    return any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_DIFFER)
 
 
 def _listed(callbacks: list[Settings] | Settings | None) -> list[Settings]:
@@ -146,13 +180,14 @@ def _listed(callbacks: list[Settings] | Settings | None) -> list[Settings]:
 
 
 def _objection_to_steps(old: Settings, new: Settings) -> str | None:
-    if new["trainer.max_steps"] < old["trainer.max_steps"]:
+    before, after = (settings["trainer.max_steps"] for settings in (old, new))
+    if not isinstance(before, int) or not isinstance(after, int) or after < before:
         return " (it can only increase)"
     if old.get("model.init_args.schedule", "constant") != "constant":
         return " (the learning rate's schedule depends on it)"
     for schedule in ("kl.final_beta", "kl.final_discount", "kl.final_forward_share"):
         if old.get(schedule) is not None:
             return f" ({schedule} depends on it)"
-    if any(c["class_path"].startswith(STUDIES) for c in _listed(old.get("trainer.callbacks"))):
+    if any(c["class_path"].startswith(STUDIES) for c in _listed(old.get(CALLBACKS))):
         return " (the snapshots of a study depend on it)"
     return None

@@ -5,14 +5,21 @@ import os
 from typing import ClassVar
 
 import pytest
+import yaml
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from analysis.design.fingerprint import read_config, semantic
+from lit_klrb.cli.main import main
 from lit_klrb.modules import SFTModule
 
 
 class Listener(Logger):
     told: ClassVar[dict] = {}
+
+    def __init__(self, api_key=None, url=None):
+        super().__init__()
+        self.given = api_key, url
 
     @property
     def name(self):
@@ -30,6 +37,11 @@ class Listener(Logger):
         pass
 
 
+class Pusher(Callback):
+    def __init__(self, note, auth_token):
+        self.note, self.auth_token = note, auth_token
+
+
 def test_every_logger_gets_the_whole_configuration(chain, tmp_path):
     Listener.told.clear()
     own = ["--trainer.logger", f"{__name__}.Listener", "--kl.beta", "0.7"]
@@ -42,6 +54,59 @@ def test_every_logger_gets_the_whole_configuration(chain, tmp_path):
     # The run's own, which a resumed run keeps; it is not left to the next run of this process
     assert Listener.told["id_of_wandb"] == json.loads((tmp_path / "mine" / "run.json").read_text())["run"]
     assert "WANDB_RUN_ID" not in os.environ
+
+
+def test_no_file_has_a_key_or_a_value_of_the_environment(chain, tmp_path, monkeypatch, capsys):
+    """Neither configuration, checkpoints, events nor other loggers; a resumed run reads them again."""
+    Listener.told.clear()
+    hidden = {"OWN_KEY": "f00dfeed", "OWN_URL": "http://me:pass@host", "OWN_RATE": "0.00123"}
+    for name, value in hidden.items():
+        monkeypatch.setenv(name, value)
+    options = {"note": "${oc.env:OWN_URL}", "auth_token": "t0ken-of-mine"}
+    init_args = {"api_key": "literal-k3y", "url": "${trainer.callbacks[0].init_args.note}"}
+    content = {
+        "trainer": {
+            "logger": [{"class_path": f"{__name__}.Listener", "init_args": init_args}],
+            "callbacks": [{"class_path": f"{__name__}.Pusher", "init_args": options}],
+        },
+        "model": {"class_path": "SFTModule", "init_args": {"learning_rate": "${oc.env:OWN_RATE}"}},
+    }
+    path, run = tmp_path / "own.yaml", tmp_path / "run"
+    path.write_text(yaml.safe_dump(content))
+    few = ["--trainer.max_steps", "2", "--trainer.logger+=TensorBoardLogger"]
+    few += ["--trainer.logger.save_dir", str(run / "board")]
+    assert chain.run("fit", "sft", "--config", str(path), *few, run=run) == 0
+    values = [*hidden.values(), "literal-k3y", "t0ken-of-mine"]
+    files = [file for file in run.rglob("*") if file.is_file()]
+    assert {"config.yaml", "last.ckpt", "metrics.csv"} < {file.name for file in files}
+    events = [file for file in files if file.name.startswith("events.")]
+    assert {file.relative_to(run).parts[0] for file in events} == {"tensorboard", "board"}
+    assert [(f.name, v) for f in files for v in values if v.encode() in f.read_bytes()] == []
+    assert Listener.told["model.init_args.learning_rate"] == "${oc.env:OWN_RATE}"
+    assert Listener.told["trainer.callbacks.0.init_args.auth_token"] == "***"
+    assert not [key for key in Listener.told if "logger" in key]
+    # Resuming needs what is not written, and notices where it has changed
+    again = ["fit", "--config", str(run / "config.yaml")]
+    again += ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    assert main(again) == 2
+    assert "api_key: *** stands for a value that is not written; set it" in capsys.readouterr().err
+    pusher = {"class_path": f"{__name__}.Pusher", "init_args": options | {"note": hidden["OWN_URL"]}}
+    again += ["--trainer.callbacks", json.dumps([pusher]), "--trainer.logger", "false"]
+    monkeypatch.setenv("OWN_RATE", "0.00124")
+    assert main(again) == 2
+    assert "was trained with ${oc.env:OWN_RATE}, of another value" in capsys.readouterr().err
+    monkeypatch.setenv("OWN_RATE", "0.00123")
+    assert main(again) == 0
+
+
+def test_a_second_tensorboard_is_configured_by_its_own_arguments(chain, tmp_path, capsys):
+    """Its base class needs root_dir, which it gives itself."""
+    logger = ["--trainer.max_steps", "2", "--trainer.logger", "TensorBoardLogger"]
+    assert chain.run("fit", "sft", *logger, run=tmp_path / "run") == 2
+    assert "TensorBoardLogger needs save_dir: add" in capsys.readouterr().err
+    own = ["--trainer.logger.save_dir", str(tmp_path / "board")]
+    assert chain.run("fit", "sft", *logger, *own, run=tmp_path / "run") == 0
+    assert [*(tmp_path / "board").rglob("events.out.tfevents.*")]
 
 
 def test_a_logger_changes_no_id(tmp_path):
