@@ -7,6 +7,7 @@ import inspect
 import sys
 import textwrap
 import types
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -120,11 +121,17 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping) and all(fits(item, inner[0]) for item in value.values())
     if isinstance(container, type) and container.__module__ in ("builtins", "collections.abc"):
         inner = get_args(hint)[:1] or (Any,)
-        is_list = isinstance(value, list)
+        is_list = isinstance(value, list) and _length(hint) in (None, len(value))
         return container is object or (is_list and all(fits(item, inner[0]) for item in value))
     if isinstance(hint, type) and classes_in(hint):
         return isinstance(value, (str, Mapping))
     return True
+
+
+def _length(hint: Any) -> int | None:
+    """The number of elements of a tuple of fixed length; None for other types."""
+    elements = get_args(hint)
+    return len(elements) if get_origin(hint) is tuple and Ellipsis not in elements else None
 
 
 def _is_number(value: Any, kind: type) -> bool:
@@ -152,27 +159,23 @@ def _named(hint: Any) -> str:
     if origin is Literal:
         return ", ".join(repr(value) for value in get_args(hint))
     if origin is not None or is_typeddict(hint):
-        return "mapping" if origin in (dict, Mapping) or is_typeddict(hint) else "list"
+        kind = "mapping" if origin in (dict, Mapping) or is_typeddict(hint) else "list"
+        return kind if (length := _length(hint)) is None else f"{kind} of {length}"
     return NAMES.get(hint) or str(getattr(hint, "__name__", hint))
 
 
 def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
-    """The class that a setting names, by its import path or as one of those that are known."""
-    module, _, name = path.rpartition(".")
-    known: dict[str, type] = {kind.__name__: kind for base in bases for kind in subclasses(base)}
-    found: Any
-    if not module:
-        found, reason = known.get(name), ""
-    else:
-        found, reason = _imported(module, name)
+    """The class that a setting names; None for a function that makes the object."""
+    known = {kind.__name__: kind for base in bases for kind in subclasses(base)}
+    found, reason = named(path, known)
     if isinstance(found, types.FunctionType):
         return None
     if isinstance(found, type) and issubclass(found, bases):
-        if not inspect.isabstract(found):
+        if not is_abstract(found):
             _check_packages(key, found)
             return found
         reason = "is abstract"
-    concrete = [(n, k) for n, k in sorted(known.items()) if not inspect.isabstract(k)]
+    concrete = [(n, k) for n, k in sorted(known.items()) if not is_abstract(k)]
     ours = [n for n, k in concrete if k.__module__.startswith("lit_klrb.")]
     listed = f"; known: {', '.join(ours)}" if ours else ""
     why = f" ({reason})" if reason else ""
@@ -189,8 +192,16 @@ def _check_packages(key: str, kind: type) -> None:
         raise ConfigurationError(f"{key}: {kind.__name__} needs a package: {remedy}")
 
 
-def _imported(module: str, name: str) -> tuple[Any, str]:
-    """What an import path names, or why nothing."""
+def is_abstract(kind: type) -> bool:
+    """Whether a class is for subclasses only: it lacks a method, or has ABC itself as a base."""
+    return inspect.isabstract(kind) or ABC in kind.__bases__
+
+
+def named(path: str, known: Mapping[str, type]) -> tuple[Any, str]:
+    """The object with an import path, or the known class of a name; None with the reason if there is none."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        return known.get(name), ""
     try:
         return getattr(importlib.import_module(module), name), ""
     except (ImportError, AttributeError, ValueError) as error:

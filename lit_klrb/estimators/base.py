@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.shapes import check_rollout
 from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats, TopK
+from lit_klrb.functional.surrogate import ClipRange, check_clip_range
 
 Baseline = Literal["leave_one_out"]
 OffPolicy = Literal["none", "token", "prefix", "sequence", "clip"]
@@ -24,7 +25,7 @@ class Explanation(NamedTuple):
     """Text that `python -m lit_klrb explain` prints beside what it derives and measures.
 
     Args:
-        optimises: What the gradient estimates in expectation, on-policy.
+        optimises: What the gradient estimates in expectation, on-policy; see `EstimatorMemory.statement`.
         used_by: Other software that uses the estimator, if any is known.
         caution: Known limitations.
     """
@@ -91,7 +92,7 @@ class KLEstimator(ABC):
             it depends on; "sequence": by that of the whole completion, with more variance; both leave the
             expectation of the on-policy estimator unchanged. "clip": PPO's clipped ratio in the score part,
             with the rollout's score weights and an uncorrected KL term; biased towards the sampling policy.
-        clip_range: Half-width of the ratio's range around 1 under "clip".
+        clip_range: Width of the ratio's range around 1 under "clip", or two: below and above 1.
         allow_biased: Allow training although the gradient is known to be biased: with an estimator of
             another objective, or with several optimizer steps per rollout and no correction.
     """
@@ -105,7 +106,7 @@ class KLEstimator(ABC):
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"
-    clip_range: float = 0.2
+    clip_range: ClipRange = 0.2
     allow_biased: bool = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -119,7 +120,7 @@ class KLEstimator(ABC):
             if (value := getattr(self, name)) not in allowed:
                 names = ", ".join(map(_as_yaml, allowed))
                 raise ConfigurationError(f"must be one of {names}, got {value!r}", key=name)
-        check_positive(clip_range=self.clip_range)
+        check_clip_range(self.clip_range)
 
     @property
     def label(self) -> str:

@@ -20,6 +20,7 @@ from lit_klrb.functional import (
     token_stats,
 )
 from lit_klrb.functional.logprobs import full_precision
+from lit_klrb.functional.surrogate import ClipRange
 from lit_klrb.models.adapters import adapter_off
 from lit_klrb.models.heads import SplitModel, model_inputs, split_model
 from lit_klrb.models.rollout import Rollout
@@ -167,7 +168,7 @@ class Scorer:
         reference_states: Tensor,
         weights: LossWeights,
         behaviour_logprobs: Tensor | None = None,
-        clip_range: float | None = None,
+        clip_range: ClipRange | None = None,
         token_values: Tensor | None = None,
         topk: TopK | None = None,
     ) -> Tensor:
@@ -178,8 +179,8 @@ class Scorer:
             reference_states: The result of `reference_states` for these sequences.
             weights: The rows of `KLEstimator.weights(...)` for these sequences.
             behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T].
-            clip_range: Half-width of the range of the ratio to that policy, which then replaces the
-                log-probability; None for no clipping, which ignores that policy.
+            clip_range: The range of the ratio to that policy, see `clipped_loss`; the ratio then replaces the
+                log-probability. None for no clipping, which ignores that policy.
             token_values: The token values that the weights were computed with, shape [V]; None without.
             topk: The head of `kl_topk`; None for the exact KL.
         """

@@ -10,7 +10,8 @@ from enumerated import Case
 from lit_klrb import estimators
 from lit_klrb.estimators import ReleasedMonteCarlo, ReleasedRaoBlackwell
 
-BETA, GROUP_SIZE, CLIP_RANGE = 0.4, 2, 0.2
+BETA, GROUP_SIZE, CLIP_RANGE = 0.4, 2, (0.2, 0.3)
+LOW, HIGH = 1 - CLIP_RANGE[0], 1 + CLIP_RANGE[1]
 CASE = Case.random(contexts=2, vocab_size=3, max_length=4, seed=4)
 ROWS = torch.tensor([0, 5, 20, 11, 3, 29])
 
@@ -34,8 +35,7 @@ def plain_loss(name, logits, off_policy):
                 total = total + weight * new.logprobs[row, t]
             else:
                 ratio = (new.logprobs[row, t] - old.logprobs[row, t]).exp()
-                low, high = 1 - CLIP_RANGE, 1 + CLIP_RANGE
-                total = total + torch.maximum(weight * ratio, weight * ratio.clamp(low, high))
+                total = total + torch.maximum(weight * ratio, weight * ratio.clamp(LOW, HIGH))
         r = (new.logprobs - new.ref_logprobs)[row, :length]
         total = total + BETA * DEFINITIONS[name].pathwise(r, new.kl[row, :length])
     return total / len(ROWS)
@@ -84,7 +84,7 @@ def test_released_estimators_clip_whole_sequences_and_differentiate_the_kl(kind)
         baseline = rewards[other] - BETA * stale[other]
         cost = BETA * live[row] - rewards[row] + baseline
         ratio = torch.where(mask[row], new.logprobs[row] - old.logprobs[row], 0).sum().exp()
-        total = total + torch.maximum(cost * ratio, cost * ratio.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE))
+        total = total + torch.maximum(cost * ratio, cost * ratio.clamp(LOW, HIGH))
     loss = loss_of(kind(off_policy="clip", clip_range=CLIP_RANGE), leaf)
     assert loss.item() == pytest.approx((total / len(ROWS)).item(), abs=1e-12)
     gradients = [torch.autograd.grad(value, leaf)[0] for value in (loss, total / len(ROWS))]

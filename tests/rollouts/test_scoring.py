@@ -134,7 +134,7 @@ def test_equal_prompts_are_processed_once(rollout, checkpointing):
 
 
 @pytest.mark.parametrize(("valued", "topk"), [(False, None), (True, None), (False, TopK(3))])
-@pytest.mark.parametrize("clip_range", [None, 0.2])
+@pytest.mark.parametrize("clip_range", [None, 0.2, (0.1, 0.3)])
 def test_the_loss_with_known_weights_is_that_of_the_statistics(rollout, clip_range, valued, topk):
     policy = make("gpt2", 0)
     scorer = Scorer(policy, make("gpt2", 1), temperature=1.0)
@@ -149,8 +149,9 @@ def test_the_loss_with_known_weights_is_that_of_the_statistics(rollout, clip_ran
     if clip_range is None:
         score_part = weights.score * masked.logprobs
     else:
+        below, above = (0.2, 0.2) if clip_range == 0.2 else clip_range
         ratio = torch.where(rollout.mask, masked.logprobs - behaviour, 0).exp()
-        score_part = torch.maximum(weights.score * ratio, weights.score * ratio.clamp(0.8, 1.2))
+        score_part = torch.maximum(weights.score * ratio, weights.score * ratio.clamp(1 - below, 1 + above))
     expected = (score_part + weights.kl * kl_topk(masked)).sum() / 4
     if valued:
         expected = expected + (weights.value * masked.expected_value).sum() / 4

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.checks import check_shape, positions_of, rows_of
 from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats, TopK
-from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
+from lit_klrb.functional.surrogate import ClipRange, check_clip_range, clipped_loss, weighted_loss
 from lit_klrb.functional.tiled.blocks import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import Pair, TiledInputs, unless_no_grad
@@ -34,7 +34,7 @@ def tiled_policy_loss(
     temperature: float = 1.0,
     tile_size: int | None = None,
     behaviour_logprobs: Tensor | None = None,
-    clip_range: float | None = None,
+    clip_range: ClipRange | None = None,
     logit_softcap: float | None = None,
     ref_logit_softcap: float | None = None,
     token_values: Tensor | None = None,
@@ -67,8 +67,7 @@ def tiled_policy_loss(
         temperature: The sampling temperature; the logits of both models are divided by it.
         tile_size: Rows (tokens) per tile; the logits of two tiles are held in memory.
         behaviour_logprobs: Log-probabilities under the policy that sampled the tokens, shape [B, T].
-        clip_range: Half-width of the range around 1 within which the ratio is not clipped, see
-            `clipped_loss`.
+        clip_range: The range within which the ratio is not clipped, see `clipped_loss`.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
         token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
@@ -99,10 +98,11 @@ def tiled_policy_loss(
     weights = {"score_weights": score_weights, "kl_weights": kl_weights, "value_weights": value_weights}
     for name, values in (weights | {"behaviour_logprobs": behaviour_logprobs}).items():
         check_shape(name, values, tuple(tokens.shape))
-    check_positive(clip_range=clip_range)
-    if clip_range is not None and behaviour_logprobs is None:
-        problem = f"must be None without behaviour_logprobs, got {clip_range}"
-        raise ConfigurationError(problem, key="clip_range")
+    if clip_range is not None:
+        check_clip_range(clip_range)
+        if behaviour_logprobs is None:
+            problem = f"must be None without behaviour_logprobs, got {clip_range}"
+            raise ConfigurationError(problem, key="clip_range")
     if (token_values is None) != (value_weights is None):
         raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
@@ -131,7 +131,7 @@ class _Objective(NamedTuple):
     kl_weights: Tensor
     value_weights: Tensor | None
     behaviour_logprobs: Tensor | None
-    clip_range: float
+    clip_range: ClipRange
 
     def of(self, stats: TokenStats, rows: slice) -> Tensor:
         """The sum over a tile, differentiable in its statistics, shape [N]."""
