@@ -43,7 +43,7 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
     token_values_predict: ClassVar[Predicted | None] = "kl_to_come"
     needs_token_values = True
     explanation = Explanation(
-        optimises="the gradient of KL(policy || reference), exactly",
+        optimises="the gradient of KL(policy || reference)",
         caution=(
             "intended for distillation, with token values fitted on earlier rollouts; with a reward use"
             " TiltedRaoBlackwell"

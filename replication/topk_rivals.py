@@ -18,7 +18,7 @@ from lit_klrb.estimators.unbiased import TopKEstimator
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.topk import outside_head, sampled_term
 
-_EXACT = "the gradient of KL(policy || reference), exactly"
+_EXACT = "the gradient of KL(policy || reference)"
 _INSTEAD = "use RaoBlackwellTopK"
 
 

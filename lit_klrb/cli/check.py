@@ -136,11 +136,12 @@ class CheckCLI(LitCLI):
             "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
             "processes": self.trainer.num_devices * self.trainer.num_nodes,
+            "unread": self.unread,
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
             name, steps = type(kl.memory.estimator).__name__, self.model.optimizer_steps
-            about = {"optimises": _objective(kl, steps), "biased": _biased(kl, steps)}
+            about = {"optimises": kl.memory.statement(steps), "biased": _biased(kl, steps)}
             answer["estimator"] = {"name": name, **about}
         parts = (key.split(".") for key in schema.EVALUATED_WITH)
         answer["evaluation"] = {
@@ -171,35 +172,12 @@ def try_rewards(module: TrainedModule, data: CorpusDataModule) -> None:
             module.pair.rewards(TrainingReward(function, lambda: state), rollout, batch)
 
 
-def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
-    """What the gradient optimises; an estimator may be biased by its settings alone, which may change."""
-    estimator, about = kl.memory.estimator, kl.memory.estimator.explanation
-    if about is None:
-        return None
-    passing = kl.memory.passing_bias
-    by_settings = estimator.refusal is None and estimator.bias is not None and passing is None
-    found = [f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises]
-    if _is_biased_later(kl, steps):
-        which = f"the first of {steps} steps on a rollout"
-        found.append(f"biased after {which} (off_policy {estimator.off_policy})")
-    if passing is not None:
-        found.append(passing)
-    else:
-        found += [f"the {name} changes to {last:g} over the run" for name, last in kl.memory.finals.items()]
-    return "; ".join(found)
-
-
 def _biased(kl: KLEstimatorCallback, steps: int) -> bool | str:
     """Whether the gradient is biased, or when."""
     passing = kl.memory.passing_bias is not None
     if kl.memory.estimator.bias is not None and not passing:
         return True
-    return " and ".join([AT_FIRST] * passing + [LATER] * _is_biased_later(kl, steps)) or False
-
-
-def _is_biased_later(kl: KLEstimatorCallback, steps: int) -> bool:
-    """Whether the gradient is biased from the second step on a rollout on."""
-    return steps > 1 and kl.memory.estimator.off_policy not in ("prefix", "sequence")
+    return " and ".join([AT_FIRST] * passing + [LATER] * kl.memory.is_biased_later(steps)) or False
 
 
 def check_input(key: str, path: str) -> None:
@@ -223,7 +201,8 @@ def check(argv: Sequence[str], planned_models: dict[Path, PlannedModel] | None =
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
         "dtypes": one line or None, "prompts": {key: value}, "rows": numbers and the first row or None,
-        "steps": number, "processes": number, "estimator": {"name", "optimises", "biased"} or None,
+        "steps": number, "processes": number, "unread": [key that the module does not read],
+        "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}, "monitors": [metric]}.
     """
     try:
@@ -262,11 +241,10 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     data, size = [given[key] for key in DATA if key in given], given.get("batch_size")
     if size and answer["processes"] > 1:
         size = f"{answer['processes']} x {size}"
-    about = "none, as this module has no KL term"
+    about = f"none, as {answer['module']} uses none"
     if estimator is not None:
-        when = estimator["biased"]
-        biased = {False: "unbiased", True: "biased"}.get(when, f"biased {when}")
-        about = f"{estimator['name']}, {biased}; optimises {estimator['optimises']}"
+        known = estimator["optimises"]
+        about = estimator["name"] + (f"; optimises {known}" if known else "")
     lines = [
         f"model: {answer['module']}{': ' if models else ''}{', '.join([*models, *weights])}",
         f"rows: of {' and '.join(data) or 'your own'}" + (f", {_rows(shown)}" if shown else ""),

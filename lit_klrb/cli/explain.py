@@ -8,7 +8,12 @@ from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError, concerning
-from lit_klrb.estimators import KLEstimator, RaoBlackwellControlVariate, TiltedRaoBlackwell
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    KLEstimator,
+    RaoBlackwellControlVariate,
+    TiltedRaoBlackwell,
+)
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.enumerated_loss import TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
@@ -58,7 +63,7 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
     return {
         "name": name,
         "formula": estimator.formula,
-        "optimises": about and about.optimises,
+        "optimises": EstimatorMemory(estimator).statement(),
         "cost": estimator.cost,
         "used_by": about and about.used_by,
         "refusal": estimator.refusal,

@@ -58,7 +58,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
 
     token_values_predict: ClassVar[Predicted | None] = "rewards"
     explanation = Explanation(
-        optimises="the gradient of KL(policy || reference), exactly",
+        optimises="the gradient of KL(policy || reference)",
         caution=(
             "intended for the gradient of E[reward] - beta KL. Without earlier rollouts, coefficients are 0,"
             " which is MonteCarlo, with fewer than three prompts per batch"

@@ -118,6 +118,37 @@ class EstimatorMemory:
                 lines.append(f"the {setting} {change} over the run: at first {biased}")
         return f"{'; '.join(lines)}, a bias that vanishes towards the last step"
 
+    def statement(self, optimizer_steps: int = 1) -> str | None:
+        """What the gradient estimates, and whether with bias, as text; None if the estimator does not say.
+
+        Args:
+            optimizer_steps: Optimizer steps per rollout.
+
+        Example:
+            >>> from lit_klrb.estimators import K2Loss, MonteCarlo
+            >>> EstimatorMemory(MonteCarlo(off_policy="prefix")).statement(2)
+            'the gradient of KL(policy || reference); unbiased'
+            >>> EstimatorMemory(MonteCarlo(off_policy="clip")).statement(2)
+            'the gradient of KL(policy || reference); biased after the first of 2 steps on a rollout (clip)'
+        """
+        estimator, about = self.estimator, self.estimator.explanation
+        if about is None:
+            return None
+        changes = [f"the {name} changes to {last:g} over the run" for name, last in self.finals.items()]
+        biases = []
+        if self.passing_bias is not None:
+            biases, changes = [self.passing_bias], []
+        elif estimator.bias is not None:
+            biases = ["biased" if estimator.refusal else f"biased: {estimator.bias}"]
+        if self.is_biased_later(optimizer_steps):
+            which = f"the first of {optimizer_steps} steps on a rollout ({estimator.off_policy})"
+            biases.append(f"biased after {which}")
+        return "; ".join([about.optimises, *(biases or ["unbiased"]), *changes])
+
+    def is_biased_later(self, optimizer_steps: int) -> bool:
+        """Whether the gradient is biased from the second optimizer step on a rollout on."""
+        return optimizer_steps > 1 and self.estimator.off_policy not in ("prefix", "sequence")
+
     @property
     def token_values(self) -> Tensor | None:
         """Values for the statistics of the next rollout, fitted to earlier ones, shape [V]; None for none."""

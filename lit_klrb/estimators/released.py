@@ -54,7 +54,7 @@ class ReleasedMonteCarlo(ReleasedEstimator):
 
     recipe = Recipe(value="k1", score=(Term("k1", "whole"),), pathwise="k1")
     explanation = Explanation(
-        optimises="the gradient of KL(policy || reference), exactly, plus the zero-mean noise grad log p(y)",
+        optimises="the gradient of KL(policy || reference), plus the zero-mean noise grad log p(y)",
         used_by="rycolab/kl-rb (its MC arm)",
         caution="up to 20 times the variance of MonteCarlo at a small KL",
     )
@@ -67,7 +67,7 @@ class ReleasedRaoBlackwell(ReleasedEstimator):
 
     recipe = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
     explanation = Explanation(
-        optimises="the gradient of KL(policy || reference), exactly",
+        optimises="the gradient of KL(policy || reference)",
         used_by="rycolab/kl-rb (its RB arm)",
         caution="1 to 9 times the variance of RaoBlackwell",
     )

@@ -55,7 +55,7 @@ class TiltedRaoBlackwell(RecipesEstimator):
     needs_token_values = True
     recipe = RaoBlackwell.recipe
     explanation = Explanation(
-        optimises="the gradient of KL(policy || reference), exactly",
+        optimises="the gradient of KL(policy || reference)",
         caution=(
             "intended for the gradient of E[reward] - beta KL, with token values fitted on earlier rollouts;"
             " near the optimum its noise can exceed MonteCarlo's: RaoBlackwellControlVariate combines both"

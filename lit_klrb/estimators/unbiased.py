@@ -16,7 +16,7 @@ from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator,
 from lit_klrb.estimators.recipe import PER_TOKEN, Recipe, Term
 from lit_klrb.functional.logprobs import Support, TopK
 
-_EXACT = "the gradient of KL(policy || reference), exactly"
+_KL = "the gradient of KL(policy || reference)"
 
 
 @final
@@ -31,7 +31,7 @@ class MonteCarlo(ComposedEstimator):
 
     recipe = Recipe(value="k1", score=(Term("k1", "whole"),))
     explanation = Explanation(
-        optimises=_EXACT,
+        optimises=_KL,
         used_by="TRL RLOO, verl RLOO",
         caution=(
             "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels that of the reward"
@@ -49,7 +49,7 @@ class MonteCarloRewardToGo(DiscountedEstimator):
     """
 
     recipe = Recipe(value="k1", score=(Term("k1", "from_here"),))
-    explanation = Explanation(optimises=_EXACT, used_by="OpenRLHF")
+    explanation = Explanation(optimises=_KL, used_by="OpenRLHF")
 
 
 @final
@@ -86,7 +86,7 @@ class RaoBlackwell(DiscountedEstimator):
 
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
-        optimises=_EXACT,
+        optimises=_KL,
         used_by="nikolageorgiev2000/apart (commit 2000773, 2026-07-25), divided by the tokens of the batch",
         caution=(
             "given the prefix, no step has more variance than MonteCarlo's, but the sum over a sequence can."
@@ -149,7 +149,7 @@ class RaoBlackwellSequence(ComposedEstimator):
 
     recipe = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
     explanation = Explanation(
-        optimises=_EXACT,
+        optimises=_KL,
         used_by="the objective of arXiv:2504.10637, differentiated as a whole",
         caution="noisier than RaoBlackwell: it credits tokens with earlier KLs, which they cannot change",
     )
@@ -164,7 +164,7 @@ class RaoBlackwellLite(DiscountedEstimator):
     """
 
     recipe = Recipe(value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after")))
-    explanation = Explanation(optimises=_EXACT)
+    explanation = Explanation(optimises=_KL)
 
 
 @final
@@ -174,7 +174,7 @@ class NoKL(ComposedEstimator):
 
     recipe = Recipe(value=None)
     explanation = Explanation(
-        optimises="nothing: there is no KL term",
+        optimises="the gradient of the reward alone",
         used_by="training without a reference",
     )
 
@@ -242,6 +242,6 @@ class RaoBlackwellTopK(TopKEstimator):
     recipe = Recipe(value="topk", score=(Term("topk", "after"),), pathwise="topk")
     estimate: ClassVar[str] = "sum_H (p r - p + q) + [y_t not in H] k3(r_t)"
     explanation = Explanation(
-        optimises="the gradient of KL(policy || reference), exactly",
+        optimises=_KL,
         caution="between MonteCarloRewardToGo (k small) and RaoBlackwell (k = V) in variance",
     )
