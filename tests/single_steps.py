@@ -23,7 +23,9 @@ def attached(chain, tmp_path, estimator, policy_path=None, kind=RLOOModule, **se
     data = PromptDataModule(batch_size=4, train_size=16, eval_size=4)
     trainer.strategy.connect(module)
     module.trainer = data.trainer = trainer
-    module.memory, module.beta = EstimatorMemory(estimator), 0.3
+    module.beta = 0.3
+    if module.uses_kl_estimator:
+        module.memory = EstimatorMemory(estimator)
     module.configure_model()
     module.log = lambda *args, **kwargs: None
     data.setup("fit")

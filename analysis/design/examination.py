@@ -51,6 +51,11 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
     _refuse(plan, {where: answer["error"] for where, answer in answers.items() if "error" in answer})
     block = plan.grid.block_of(0)
     arms = {label: answers[f"grid.arms.{label}", block] for label in plan.grid.arms}
+    for label, overrides in plan.grid.arms.items():
+        unread = tuple(arms[label].get("unread", ()))
+        if ignored := [key for key in overrides if key.startswith(unread)]:
+            problem = f"{arms[label]['module']} uses no KL estimator, so it ignores {', '.join(ignored)}"
+            raise ConfigurationError(problem, key=f"grid.arms.{label}")
     control = arms[plan.primary.control]["evaluation"]
     return {label: _arm(answer, control) for label, answer in arms.items()}
 

@@ -9,7 +9,6 @@ import lightning as L
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.mismatch import IMPROBABLE, PARTS
-from lit_klrb.modules.distill import DistillModule
 
 log = logging.getLogger(__name__)
 # Mean length relative to the first rollout's, below and above which it is said.
@@ -28,12 +27,12 @@ IMPROBABLE_SHARE, PART_SHARE = 0.5, 0.8
 class DistillationMonitor(L.Callback):
     """Warns once when the length, the end, repetitions, improbable tokens or a part of completions go wrong.
 
-    Runs of `DistillModule` from the command line have it. It reads the metrics that the module logs for each
-    rollout: `train/length` and `train/unfinished`; `train/end_ref_prob`, the teacher's mean probability of
-    the token that ended a completion; `train/improbable`, the share of tokens with log q below -20, and
-    `train/improbable_kl`, their share of the KL; `train/kl_part_1` to `train/kl_part_4`, the shares of the KL
-    of the quarters of completions of eight tokens or more; `train/repeated`, the share of tokens that equal
-    the one two places before.
+    Runs without a reward from the command line have it. It reads the metrics that the module logs for each
+    rollout: `train/length` and `train/unfinished`; and, of those that `DistillModule` adds,
+    `train/end_ref_prob`, the teacher's mean probability of the token that ended a completion;
+    `train/improbable`, the share of tokens with log q below -20, and `train/improbable_kl`, their share of
+    the KL; `train/kl_part_1` to `train/kl_part_4`, the shares of the KL of the quarters of completions of
+    eight tokens or more; `train/repeated`, the share of tokens that equal the one two places before.
     """
 
     def __init__(self) -> None:
@@ -41,11 +40,10 @@ class DistillationMonitor(L.Callback):
         self._said: list[str] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse other modules."""
-        if not isinstance(pl_module, DistillModule):
-            raise ConfigurationError(
-                f"trainer.callbacks: DistillationMonitor is for DistillModule, got {type(pl_module).__name__}"
-            )
+        """Refuse modules that train on a reward, or not on completions."""
+        if getattr(pl_module, "trains_on_reward", True):
+            needs = f"is for training without a reward, as DistillModule's, got {type(pl_module).__name__}"
+            raise ConfigurationError(f"trainer.callbacks: DistillationMonitor {needs}")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Compare the tokens that end completions."""

@@ -1,15 +1,32 @@
 """The KL plug-in: gives the trained module a KL estimator and the weight of the KL."""
 
 import math
+from collections.abc import Collection
 from typing import Any, final
 
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator
+from lit_klrb.modules.on_policy import OnPolicyModule
 
 # The controller's error is clipped to ± this, which limits the influence of a single noisy rollout.
 MAX_ERROR = 0.2
+# The settings of the estimator; the others are of the weight
+ESTIMATOR = "kl.estimator", "kl.final_discount", "kl.final_forward_share"
+
+
+def unread_settings(kind: type) -> tuple[str, ...]:
+    """The keys, with all below them, that a class of modules does not read.
+
+    Example:
+        >>> from lit_klrb.modules import RLOOModule, SFTModule
+        >>> unread_settings(RLOOModule), unread_settings(SFTModule)
+        ((), ('kl',))
+    """
+    if not issubclass(kind, OnPolicyModule):
+        return ("kl",)
+    return () if kind.uses_kl_estimator else ESTIMATOR
 
 
 @final
@@ -17,7 +34,7 @@ class KLEstimatorCallback(L.Callback):
     """Gives `RLOOModule` its KL estimator and the weight of the KL, beta.
 
     beta is constant by default. With final_beta it changes linearly over the run; with target_kl a controller
-    adjusts it after each rollout. Modules without a KL term ignore the callback and print a message.
+    adjusts it after each rollout. A module that does not use the estimator says so.
 
     Args:
         estimator: Estimator of the KL's gradient; `python -m lit_klrb explain` lists all.
@@ -68,23 +85,30 @@ class KLEstimatorCallback(L.Callback):
         self.beta = beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
         self.current = beta
-        # Whether the user chose the settings; the command line knows
-        self.chosen = True
+        # Keys that the user chose; the command line knows
+        self.chosen: Collection[str] = ("kl.estimator",)
         self.memory.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Install the estimator, once."""
-        if not getattr(pl_module, "uses_kl_estimator", False):
-            if stage == "fit" and self.chosen:
-                pl_module.print(f"{type(pl_module).__name__} has no KL term: the keys under kl are ignored")
+        """Install the estimator, once, and the weight of the KL."""
+        name, unread = type(pl_module).__name__, unread_settings(type(pl_module))
+        ignored = [key for key in unread if any(given.startswith(key) for given in self.chosen)]
+        if stage == "fit" and ignored:
+            pl_module.print(f"{name} uses no KL estimator; ignored: {', '.join(ignored)}")
+        if not isinstance(pl_module, OnPolicyModule):
+            return
+        if "beta" in pl_module.hparams:
+            problem = f"{name} has a setting of this name, which kl.beta would replace: leave it out"
+            raise ConfigurationError(problem, key="beta")
+        pl_module.beta = self.beta
+        if not pl_module.uses_kl_estimator:
             return
         installed = getattr(pl_module, "memory", None)
         if installed is not None and installed.estimator is not self.memory.estimator:
-            name = type(pl_module).__name__
             raise ConfigurationError(
                 f"kl.estimator: {name} already has {installed.estimator}; plug in one only"
             )
-        pl_module.memory, pl_module.beta = self.memory, self.beta  # type: ignore[assignment]
+        pl_module.memory = self.memory
         if stage == "fit" and self.memory.passing_bias is not None:
             pl_module.print(self.memory.passing_bias)
 
@@ -92,7 +116,7 @@ class KLEstimatorCallback(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
         """Set what changes with a new rollout: its score weights depend on it."""
-        if not pl_module.uses_kl_estimator:
+        if not isinstance(pl_module, OnPolicyModule):
             return
         first_step = trainer.global_step - batch_idx % pl_module.steps_per_batch
         progress = first_step / trainer.max_steps
@@ -100,7 +124,7 @@ class KLEstimatorCallback(L.Callback):
             self.current = self.beta + progress * (self.final_beta - self.beta)
         pl_module.beta = self.current
         pl_module.log("train/beta", self.current)
-        if self.memory.finals:
+        if self.memory.finals and pl_module.uses_kl_estimator:
             self.memory.progress = progress
             for name in self.memory.finals:
                 pl_module.log(f"train/{name}", getattr(self.memory.estimator, name))
@@ -109,7 +133,7 @@ class KLEstimatorCallback(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
         """Adjust beta towards the target KL, after the last step on a rollout."""
-        if not pl_module.uses_kl_estimator or self.target_kl is None:
+        if self.target_kl is None or not isinstance(pl_module, OnPolicyModule):
             return
         if (batch_idx + 1) % pl_module.steps_per_batch == 0:
             kl, completions = pl_module.last_rollout

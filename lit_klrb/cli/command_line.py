@@ -10,7 +10,6 @@ import yaml
 from lit_klrb.config_files import check_config_file, environment_names, with_environment_unread
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
-from lit_klrb.modules import DistillModule
 from lit_klrb.run.written import MASK
 
 PACKAGE = "lit_klrb.estimators"
@@ -144,11 +143,10 @@ def prefer_given_model(words: Sequence[str], arguments: MutableMapping[str, Any]
             arguments[setting] = None
 
 
-def default_options(given: dict[str, Any]) -> tuple[str, ...]:
-    """Options with the default estimator of the module, if that is another one than the parser's."""
-    without_reward = str(given.get("model")).rpartition(".")[2] == DistillModule.__name__
+def default_options(given: dict[str, Any], module: object) -> tuple[str, ...]:
+    """Options with the default estimator of a module's class, if that is another one than the parser's."""
     named = given.get("kl") or given.get("kl.estimator")
-    return OPTIONS_WITHOUT_REWARD if without_reward and not named else ()
+    return () if named or getattr(module, "trains_on_reward", True) else OPTIONS_WITHOUT_REWARD
 
 
 def check_text(settings: Mapping[str, Any]) -> None:

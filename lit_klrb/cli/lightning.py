@@ -30,6 +30,7 @@ from lit_klrb.callbacks import (
     RunRecorder,
     StopBetweenSteps,
 )
+from lit_klrb.callbacks.plug_in import unread_settings
 from lit_klrb.cli.command_line import (
     WITH_REWARD,
     check_text,
@@ -39,13 +40,13 @@ from lit_klrb.cli.command_line import (
     prefer_given_model,
 )
 from lit_klrb.cli.error_translation import FAILURE, EndedError, ending_of, quiet, warn_once_per_line
+from lit_klrb.cli.setting_types import named, subclasses
 from lit_klrb.cli.settings_checker import OneLineParser, SettingsChecker
 from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.distributed import LOST, check_started, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
-from lit_klrb.modules import DistillModule
 from lit_klrb.reward_functions import KEY
 from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
@@ -91,13 +92,18 @@ class LitCLI(LightningCLI):
                 parser_kwargs={"parser_mode": "omegaconf", "prog": "python -m lit_klrb"},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                args=[*args[:1], *default_options(self._given), *self._words],
+                args=[*args[:1], *default_options(self._given, self._module()), *self._words],
             )
         except Exception as error:
             ended = ending_of(error, self.settings)
             if ended is None or ended is error:
                 raise
             raise ended from error
+
+    def _module(self) -> object:
+        """The class of the module, or the function that makes it; None if there is none of this name."""
+        known = {kind.__name__: kind for kind in subclasses(L.LightningModule)}
+        return named(str(self._given.get("model")), known)[0]
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the command that is run, as building the parser of each command takes time."""
@@ -134,6 +140,12 @@ class LitCLI(LightningCLI):
     def written_settings(self) -> dict[str, Any]:
         """The same as they are written, without those of loggers."""
         return without_loggers(flattened(self._own(self.config_dump)))
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The keys under kl that the module does not read."""
+        kind = self._module()
+        return unread_settings(kind) if isinstance(kind, type) else ()
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the KL plug-in and the checkpoints, set defaults, and link all seeds to `seed_everything`."""
@@ -213,8 +225,13 @@ class LitCLI(LightningCLI):
         return record(self._own(self._values), self._own(self.config_dump))
 
     def _own(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings of all sections without keys that follow from others."""
+        """Settings of all sections without keys that follow from others or that nothing reads."""
         config = copy.deepcopy(settings)
+        for key in self.unread:
+            section, _, name = key.partition(".")
+            config[section].pop(name, None)
+            if not name:
+                del config[section]
         for target in self._parser("fit").links:  # type: ignore[attr-defined]
             section, name = target.split(".")
             (config[section].get("init_args") or config[section]).pop(name, None)
@@ -251,7 +268,7 @@ class LitCLI(LightningCLI):
         super().instantiate_classes()
         if self.subcommand == "fit" and not is_overridden("train_dataloader", self.datamodule):
             raise ConfigurationError(f"data: {type(self.datamodule).__name__} has no train_dataloader")
-        self._get(self.config_init, "kl").chosen = any(f"{key}.".startswith("kl.") for key in self._given)
+        self._get(self.config_init, "kl").chosen = [key for key in self._given if key.startswith("kl")]
         self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -273,7 +290,7 @@ class LitCLI(LightningCLI):
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             own.append(RunProgressBar())
         is_monitored = any(isinstance(c, DistillationMonitor) for c in given)
-        if isinstance(self.model, DistillModule) and is_run and not is_monitored:
+        if not getattr(self.model, "trains_on_reward", True) and is_run and not is_monitored:
             own.append(DistillationMonitor())
         config.callbacks = [*given, *own]
         config.plugins = [*as_list(config.plugins), CheckpointFiles(), *cluster_plugins()]

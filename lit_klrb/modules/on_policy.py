@@ -14,7 +14,7 @@ from lit_klrb.distributed import gather, gather_rows, own_rows
 from lit_klrb.engine.generation import generate_completions
 from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.errors import ConfigurationError, check_at_least
-from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
+from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights, NoKL
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.statistics import clustered_mean
@@ -38,6 +38,10 @@ class OnPolicyModule(RegularisedModule, ABC):
     Each rollout is used for inner_epochs · mini_batches optimizer steps. Everything that couples sequences
     (the leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout, by the estimator
     that `KLEstimatorCallback` (the keys under kl) plugs in, as an `EstimatorMemory`, together with beta.
+
+    A subclass can change the units of rewards (`reward_scale`). With `uses_kl_estimator = False` it has a
+    `policy_loss` of its own, of which the KL with the weight `self.beta` is a part; no estimator is used or
+    recorded, and `experience.weights.score` is minus the advantage of each completion.
 
     Args:
         inner_epochs: Passes over each rollout. After the first step the completions are off-policy, see
@@ -74,9 +78,12 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Both set by the callback
+        # Both set by the callback, the first only if the estimator is used
         self.memory: EstimatorMemory
         self.beta: float
+        if not self.uses_kl_estimator:
+            # Weights the completions by their rewards alone
+            self.memory = EstimatorMemory(NoKL(allow_biased=True))
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
             given = f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}"
@@ -85,8 +92,9 @@ class OnPolicyModule(RegularisedModule, ABC):
         check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
         if self.prefix_reward_every is not None:
             check_at_least(1, prefix_reward_every=self.prefix_reward_every)
-            if not self.trains_on_reward:
-                problem = f"{self.prefix_reward_every} has no effect in distillation, which has no reward"
+            if not (self.trains_on_reward and self.uses_kl_estimator):
+                lacks = "KL estimator to read it" if self.trains_on_reward else "reward to train on"
+                problem = f"{self.prefix_reward_every} has no effect: {type(self).__name__} has no {lacks}"
                 raise ConfigurationError(problem, key="prefix_reward_every")
         if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
             steps = f"inner_epochs={self.inner_epochs} × mini_batches={self.mini_batches}"
@@ -110,8 +118,11 @@ class OnPolicyModule(RegularisedModule, ABC):
         super().setup(stage)
         if stage != "fit":
             return
-        if not hasattr(self, "memory"):
+        if not hasattr(self, "beta"):
             needs = "needs a KLEstimatorCallback among the trainer's callbacks"
+            raise ConfigurationError(f"{type(self).__name__} {needs}")
+        if not self.uses_kl_estimator and type(self).policy_loss is OnPolicyModule.policy_loss:
+            needs = "needs a policy_loss of its own, as its uses_kl_estimator is False"
             raise ConfigurationError(f"{type(self).__name__} {needs}")
         self.memory.check_trainable(self.optimizer_steps)
         prompts = getattr(self.trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
@@ -234,16 +245,26 @@ class OnPolicyModule(RegularisedModule, ABC):
             error.add_note(f"{key} asked for the reward of an unfinished completion")
             raise
 
+    def reward_scale(self, rewards: Tensor) -> Tensor:
+        """What the training rewards of a rollout are multiplied by before they are weighted, shape [B].
+
+        The KL's weight is not. B are the completions of all processes, prompt-major.
+        """
+        return torch.ones_like(rewards)
+
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
         """The estimator's weights of a rollout, which it remembers for the next ones."""
         scored = Scored.everyones(rollout, stats, rewards)
-        weights = weigh(self.memory, scored, beta=self.beta, group_size=self.group_size)
+        settings: dict[str, Any] = {"group_size": self.group_size, "reward_scale": self.reward_scale}
+        weights = weigh(self.memory, scored, beta=self.beta, **settings)
         return weights.map(lambda rows: own_rows(rows, like=rollout.mask))
 
     def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:
         """The estimator's loss on some sequences, averaged over them.
 
-        Statistics with a graph spare another forward pass of the policy.
+        Statistics with a graph spare another forward pass of the policy, which they are None without; then
+        `self.pair.scorer.stats(rollout, states)` makes it. For a mean over tokens in place of sequences, see
+        `Experience.token_mean`.
         """
         rollout, states, behaviour, _, weights, token_values, _ = experience
         settings: dict[str, Any] = {"behaviour_logprobs": behaviour, "token_values": token_values}

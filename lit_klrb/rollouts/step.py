@@ -73,10 +73,24 @@ class Scored(NamedTuple):
 
 
 def weigh(
-    memory: EstimatorMemory, scored: Scored, *, beta: float, group_size: int, observe: bool = True
+    memory: EstimatorMemory,
+    scored: Scored,
+    *,
+    beta: float,
+    group_size: int,
+    observe: bool = True,
+    reward_scale: Callable[[Tensor], Tensor] = torch.ones_like,
 ) -> LossWeights:
-    """The estimator's weights of completions, which it remembers for the next ones."""
+    """The estimator's weights of completions, which it remembers for the next ones.
+
+    `reward_scale` gives a factor of each reward, and of the reward to come; the KL keeps its weight.
+    """
     tokens, mask, stats, rewards = scored
+    if rewards is not None:
+        scale = reward_scale(rewards)
+        rewards = scale * rewards
+        if stats.reward_to_come is not None:
+            stats = stats._replace(reward_to_come=scale[:, None] * stats.reward_to_come)
     weights = memory.weights(stats, mask, rewards, beta=beta, group_size=group_size, tokens=tokens)
     if observe:
         memory.observe(tokens, mask, rewards, stats, group_size=group_size)
@@ -153,6 +167,15 @@ class Experience(NamedTuple):
             rewards=self.rewards[rows],
             weights=self.weights.map(lambda field: field[rows]),
         )
+
+    def token_mean(self, values: Tensor) -> Tensor:
+        """Mean of values [B, T] over completion tokens, each of which counts the same in the whole rollout.
+
+        The sum over these sequences is divided by the number of tokens that as many have on average in the
+        rollouts of all processes: the means of parts of equal size average to the mean over all tokens.
+        """
+        tokens = len(values) * self.metrics["length"]
+        return torch.where(self.rollout.mask, values, 0).sum() / tokens
 
     def state(self) -> list[Any]:
         """The fields as tensors and plain tuples, so that a checkpoint refers to no class of this package."""

@@ -115,6 +115,7 @@ class Task(NamedTuple):
     # `TokenStats.reward_to_come` of a rollout, its batch and its rewards; None for none
     to_come: Callable[[Rollout, Batch, Tensor], Tensor | None] = lambda *_: None
     memory: EstimatorMemory | None = None  # what the training remembers; None without a training
+    reward_scale: Callable[[Tensor], Tensor] = torch.ones_like  # see `weigh`
     prompts: int = 1  # at least so many prompts have their completions sampled together, as in training
 
     @classmethod
@@ -126,7 +127,7 @@ class Task(NamedTuple):
 
         pair, sampling, path = module.pair, module.sampling, module.policy_path
         prompts = getattr(getattr(module.trainer, "datamodule", None), "batch_size", 1)
-        given = module.beta, rewards, path, module.reward_to_come, module.memory
+        given = module.beta, rewards, path, module.reward_to_come, module.memory, module.reward_scale
         return cls(pair, sampling, *given, prompts)
 
 
@@ -244,6 +245,7 @@ def weighted(
             found.append((topk, table, computed._replace(reward_to_come=to_come)))
     count = task.sampling.completions_per_prompt
     settings: dict[str, Any] = {"beta": task.beta, "group_size": count, "observe": observe}
+    settings["reward_scale"] = task.reward_scale
     for memory in memories:
         stats = _suitable(found, memory)
         assert stats is not None

@@ -110,4 +110,5 @@ def test_a_run_has_the_monitor_and_its_metrics(chain, tmp_path, caplog, monkeypa
 
 def test_other_modules_are_refused(chain, tmp_path, capsys):
     assert chain.run("fit", "rloo", "--trainer.callbacks+=DistillationMonitor", run=tmp_path) == 2
-    assert "DistillationMonitor is for DistillModule, got RLOOModule" in capsys.readouterr().err
+    needs = "DistillationMonitor is for training without a reward, as DistillModule's, got RLOOModule"
+    assert needs in capsys.readouterr().err

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell
+from lit_klrb.modules.on_policy import OnPolicyModule
 
 
 def betas(callback, kls, max_steps=10):
     """beta at each step, with two steps per rollout; `kls` are the KLs of the rollouts."""
-    module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=lambda *_: None)
+    module = Mock(OnPolicyModule, uses_kl_estimator=True, steps_per_batch=2)
     seen = []
     for step in range(2 * len(kls) + 2):
         trainer = SimpleNamespace(global_step=step, max_steps=max_steps)
@@ -51,7 +53,7 @@ def test_lines_from_the_estimators_settings_to_the_final_ones_in_steps_of_a_roll
         {"final_discount": 1.0, "final_forward_share": 0.0},
     )
     callback, logged = KLEstimatorCallback(estimator, **finals), {}
-    module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=logged.__setitem__)
+    module = Mock(OnPolicyModule, uses_kl_estimator=True, steps_per_batch=2, log=logged.__setitem__)
     seen = []
     # The last step is resumed in the middle of a rollout, by a callback that has not seen its start
     for step in (0, 1, 2, 9):

@@ -117,7 +117,7 @@ def test_given_prompts_are_not_cut_and_a_smaller_evaluation_is_announced(chain, 
 @pytest.mark.parametrize(("extra", "says"), [([], False), (["--kl.beta", "0.2"], True)])
 def test_ignored_kl_keys_are_mentioned_if_there_are_any(chain, tmp_path, capsys, extra, says):
     assert chain.run("fit", "sft", *extra, "--trainer.max_steps", "1", run=tmp_path / "run") == 0
-    assert ("SFTModule has no KL term" in capsys.readouterr().out) == says
+    assert ("SFTModule uses no KL estimator; ignored: kl\n" in capsys.readouterr().out) == says
 
 
 def test_after_a_reward_model_comes_the_training_with_it(chain, tmp_path, capsys):
