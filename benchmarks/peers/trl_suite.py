@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny-MistralForCausalLM-0.2": ("mistral", {}),
 }
 # The ids that the tests know
-ENDS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
+ENDS = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -97,7 +98,10 @@ def make_models(folder: Path) -> None:
     for name, (kind, settings) in MODELS.items():
         torch.manual_seed(0)
         classifies = "SequenceClassification" in name
-        config = AutoConfig.for_model(kind, **{**SMALL, **of_text, **settings}, num_labels=1)
+        spread = 1.0 if classifies else 0.02  # so that rewards differ
+        config = AutoConfig.for_model(
+            kind, **{**SMALL, **of_text, **settings}, num_labels=1, initializer_range=spread
+        )
         auto = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
         auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
@@ -241,7 +245,11 @@ def main() -> None:
                 shutil.copy(source, folder / path)
         make_models(folder / HUB)
         make_data(folder / HUB)
-        table, problems = compare(*(run_tests(folder, wrapped, arguments.only) for wrapped in (False, True)))
+        with ThreadPoolExecutor(2) as side_by_side:
+            outcomes = side_by_side.map(
+                lambda wrapped: run_tests(folder, wrapped, arguments.only), (False, True)
+            )
+        table, problems = compare(*outcomes)
     print(table)
     print(f"\n{time.monotonic() - start:.0f} s")
     for problem in problems:

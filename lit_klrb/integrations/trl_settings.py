@@ -10,7 +10,7 @@ from lit_klrb.estimators import EstimatorMemory, KLEstimator
 from lit_klrb.estimators.checked import check_served
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer", "DistillationTrainer", "ServerDistillationTrainer")
-# Sampling settings of transformers and vLLM, by the value that samples from the policy itself, as None does.
+# Settings of sampling, transformers' and vLLM's, by the value that, as None, samples from the policy itself.
 NEUTRAL = {
     1: (
         *("do_sample", "num_beams", "top_p", "typical_p", "guidance_scale"),
