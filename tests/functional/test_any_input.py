@@ -89,7 +89,8 @@ def rarely(*values: Any) -> st.SearchStrategy[Any]:
 def cases(draw: Any) -> Case:
     choose = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     pairs = PAIRS[choose("ordinary", "finite", "finite", "any")]
-    drawn = [(0.0, 0.0)] * 2 + draw(st.lists(st.sampled_from(pairs), max_size=7))
+    runs = draw(st.lists(st.tuples(st.sampled_from(pairs), st.integers(1, 3)), max_size=4))
+    drawn = [(0.0, 0.0)] * 2 + [pair for pair, count in runs for _ in range(count)]
     biases, ref_biases = map(list, zip(*drawn, strict=True))
     mask_dtype = choose(*[torch.bool] * 10, *[None] * 7, torch.uint8, torch.int64, torch.float32)
     ranked = choose("policy", "reference")
