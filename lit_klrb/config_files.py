@@ -1,21 +1,15 @@
-"""Checks of configuration files before they are parsed, and what they read of the environment."""
+"""Checks of configuration files before they are parsed."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from lit_klrb.errors import ConfigurationError, concerning, refusing
 
 # Explicit types of values, such as !!str.
 PLAIN_TAGS = {"!", "str", "int", "float", "bool", "null", "seq", "map", "timestamp"}
-# How a text reads the environment, with the name of the variable.
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([^\s,}]+)")
 
 
 def check_config_file(path: Path) -> None:
@@ -26,45 +20,6 @@ def check_config_file(path: Path) -> None:
             _check_keys(text)
         except yaml.YAMLError as error:
             raise ConfigurationError(f"is not YAML: {_yaml_reason(error)}") from None
-
-
-def environment_names(value: Any) -> set[str]:
-    """The variables of the environment that a configuration reads by `${oc.env:NAME}`.
-
-    Example:
-        >>> environment_names({"path": ["${oc.env:HOME}/runs"], "steps": 3})
-        {'HOME'}
-    """
-    if isinstance(value, dict | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return set().union(*map(environment_names, parts))
-    return {*_ENVIRONMENT.findall(value)} if isinstance(value, str) else set()
-
-
-def reads_environment(value: Any) -> bool:
-    """Whether a value is a text with `${oc.env:NAME}`."""
-    return isinstance(value, str) and _ENVIRONMENT.search(value) is not None
-
-
-def with_environment_unread(content: Any) -> Any:
-    """A configuration with its references to other keys resolved, but not those to the environment.
-
-    Example:
-        >>> with_environment_unread({"root": "${oc.env:HOME}", "runs": "${root}/runs", "n": "${m}", "m": 3})
-        {'root': '${oc.env:HOME}', 'runs': '${oc.env:HOME}/runs', 'n': 3, 'm': 3}
-    """
-
-    def escaped(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: escaped(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [escaped(part) for part in value]
-        return value.replace("${", r"\${") if reads_environment(value) else value
-
-    try:
-        return OmegaConf.to_container(OmegaConf.create(escaped(content)), resolve=True)
-    except OmegaConfBaseException:  # the parser says what is wrong
-        return content
 
 
 def _text(path: Path) -> str:

@@ -2,19 +2,21 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.design.fingerprint import environment, read_config, semantic, with_contents
+from analysis.design.fingerprint import as_hashed, environment, read_config, semantic, with_contents
 from analysis.design.resources import processes_of
 from analysis.results import Cell, Plan, Point, Trial, layout
-from analysis.results.keys import BETA, SEED
+from analysis.results.keys import BETA, SEED, flat
 from analysis.results.plan import TUNING
 from analysis.results.store import digest
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError, concerning
+from lit_klrb.unwritten import environment_names, is_secret, with_environment_read
 
 # Placeholders in the arguments of a cell: the sweep's directory, on which results do not depend, and the rate
 # that is chosen for its arm.
@@ -65,12 +67,16 @@ def expand(plan: Plan) -> Expansion:
             processes is not fixed.
     """
     configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
+    for name, config in configs.items():
+        _check_secrets(name, config)
+    values = {name: with_environment_read(config) for name, config in configs.items()}
     commands = sorted({stage.command for stage in plan.stages.values()})
     blocks = (block.overrides for block in plan.grid.blocks.values())
-    settings = [*configs.values(), *plan.grid.arms.values(), *blocks]
+    settings = [*values.values(), *plan.grid.arms.values(), *blocks]
     surroundings = environment(plan.module, plan.threads, commands, settings)
     hashed = {
-        name: with_contents(semantic(config, plan.stages[name].inputs)) for name, config in configs.items()
+        name: as_hashed(with_contents(semantic(values[name], plan.stages[name].inputs)), config)
+        for name, config in configs.items()
     }
     _check_blocks(plan)
     ids: dict[str, str] = {}
@@ -94,6 +100,14 @@ def expand(plan: Plan) -> Expansion:
     for replicate, (index, beta), arm in grid:
         add(last, Point(arm, beta, index, replicate), digest(trials[arm]) if plan.tuning else "")
     return Expansion(cells, {"configs": hashed, "environment": surroundings})
+
+
+def _check_secrets(stage: str, config: Mapping[str, Any]) -> None:
+    """Raise an error for a password in a configuration, which each cell has a copy of."""
+    for key, value in flat(config):
+        if is_secret(key) and isinstance(value, str) and not environment_names(value):
+            text = f"{key}: cells have copies of it; write ${{oc.env:NAME}} in place of its value"
+            raise ConfigurationError(text, key=f"stages.{stage}")
 
 
 def _check_blocks(plan: Plan) -> None:

@@ -28,6 +28,7 @@ from yaml import YAMLError
 
 from analysis.results.store import digest
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.unwritten import environment_names, with_environment_unread
 
 # Packages that are followed beside those of the modules themselves.
 OWN = ("lit_klrb", "analysis")
@@ -137,7 +138,9 @@ NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 
 
 def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a stage's configuration file with interpolations resolved.
+    """The content of a stage's configuration file, with its references to other keys resolved.
+
+    Those to the environment are read where the cell runs, so that no file has their values.
 
     Raises:
         ConfigurationError: If the file is missing, is not a YAML mapping, or has no canonical form.
@@ -146,13 +149,29 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         loaded = OmegaConf.load(path)
         for key, value in overrides.items():
             OmegaConf.update(loaded, spelled_key(OmegaConf.to_container(loaded), key), value)
-        content = OmegaConf.to_container(loaded, resolve=True)
+        content = with_environment_unread(OmegaConf.to_container(loaded))
         if not isinstance(content, dict):
             raise ValueError("a mapping is expected")
         digest(content)
     except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     return content  # type: ignore[return-value]  # `digest` refuses keys that are not strings
+
+
+def as_hashed(values: Any, config: Any) -> Any:
+    """A configuration with hashes of the values that `config` reads from the environment.
+
+    Example:
+        >>> [*as_hashed({"rate": "0.1", "steps": 3}, {"rate": "${oc.env:RATE}", "steps": 3})["rate"]]
+        ['sha256']
+    """
+    if isinstance(values, Mapping) and isinstance(config, Mapping):
+        return {key: as_hashed(value, config.get(key)) for key, value in values.items()}
+    if isinstance(values, list) and isinstance(config, list):
+        return [as_hashed(value, part) for value, part in zip(values, config, strict=False)]
+    # A file is a hash already
+    is_value = not isinstance(values, Mapping) and isinstance(config, str) and environment_names(config)
+    return {"sha256": digest(values)} if is_value else values
 
 
 def spelled_key(config: Any, key: str) -> str:

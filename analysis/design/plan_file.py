@@ -9,12 +9,15 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from analysis.results import Plan
+from analysis.results.keys import flat
 from analysis.results.rules import check_plan
 from analysis.results.store import error_lines
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.unwritten import environment_names, with_environment_read, with_environment_unread
 
 Checked = TypeVar("Checked")
+DIRECTORY = "directory"
 
 
 def read_plan(path: Path) -> Plan:
@@ -30,7 +33,7 @@ def read_plan(path: Path) -> Plan:
         name = content.get("name", path.stem)
         return Plan(**{"name": name, "directory": f"runs/{name}", **content})
 
-    return read_checked(path, completed, check_plan, "a plan", Plan)
+    return read_checked(path, completed, check_plan, "a plan", Plan, interpolated=True)
 
 
 def read_checked(
@@ -39,8 +42,19 @@ def read_checked(
     check: Callable[[Checked], None],
     called: str,
     kind: type[Checked],
+    *,
+    interpolated: bool = False,
 ) -> Checked:
     """Read a YAML file as a type.
+
+    Args:
+        path: The file.
+        made: Makes the type from the content.
+        check: Checks what the type does not say.
+        called: What the file is called.
+        kind: The type.
+        interpolated: Whether `${...}` refers to other keys and, in `directory`, to the environment; in what
+            may be a stranger's file it is text.
 
     Raises:
         ConfigurationError: If the file or a value in it is not allowed; one line with key and value.
@@ -50,8 +64,10 @@ def read_checked(
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
             raise ConfigurationError(f"a mapping with the keys of {called} is expected")
-        content = OmegaConf.to_container(loaded, resolve=True, throw_on_missing=True)
+        content = OmegaConf.to_container(loaded, throw_on_missing=True)
         assert isinstance(content, dict)
+        if interpolated:
+            content = _interpolated(content)
         found = made(**{str(key): value for key, value in content.items()})
         check(found)
         return found
@@ -63,3 +79,13 @@ def read_checked(
     except ConfigurationError as error:
         named = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         raise ConfigurationError(named) from None
+
+
+def _interpolated(content: dict[Any, Any]) -> dict[Any, Any]:
+    """The content of a plan with `${...}` resolved, but nothing of the environment in what is published."""
+    found = with_environment_unread(content)
+    for key, value in flat(found):
+        if key != DIRECTORY and environment_names(value):
+            text = f"{value} is read in configurations and in `{DIRECTORY}` only, as plans are published"
+            raise ConfigurationError(text, key=key)
+    return with_environment_read(found)

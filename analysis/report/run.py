@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from analysis.design.fingerprint import read_config
 from analysis.report.elements import Figure, Section, Table, page
 from analysis.report.figures import INK, sheet
 from analysis.results.curves import curves, last_completions
@@ -172,12 +172,15 @@ def _settings(run: Path) -> Section | None:
 
 
 def _configuration(run: Path) -> dict[str, Any]:
-    """The configuration of the run; empty if it has none."""
+    """The configuration of the run as it stands there, as it may be a stranger's; empty if it has none."""
     path = run / schema.CONFIG
     if not path.is_file():
         return {}
     check_config_file(path)
-    return read_config(str(path), {})
+    content = yaml.load(path.read_text("utf-8"), yaml.CSafeLoader)
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path}: a mapping is expected")
+    return content
 
 
 def _lines(value: Any) -> str:

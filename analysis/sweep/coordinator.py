@@ -1,5 +1,6 @@
 """Scheduling of cells and handling of their exits. Several coordinators can share a directory."""
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from analysis.sweep.progress import Clock, Progress, duration
 from analysis.sweep.store import Store, trim
 from lit_klrb import schema
 from lit_klrb.errors import OUTAGE
+from lit_klrb.unwritten import environment_names
 
 # Attempts without a result are repeated, as disks fill up and processes get killed. Divergence is a result.
 ATTEMPTS = 3
@@ -198,6 +200,7 @@ class Coordinator:
             self._gpus[cell.id],
             token=self._token,
             software=own,
+            environment={name: os.environ.get(name) for name in environment_names(cell.config)},
         )
         self._saved[cell.id] = self._store.saved(cell.id)
         try:

@@ -137,6 +137,8 @@ class Job:
     token: str = ""  # content of the file by which a machine recognises the sweep's directory
     # What `environment` found where the sweep was started; empty if it runs there
     software: Mapping[str, str | int] = field(default_factory=dict)
+    # Name -> value or None of what the configuration reads from the environment, where the sweep was started
+    environment: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
@@ -172,6 +174,10 @@ def run_job(job: Job) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     os.environ[CELL] = job.cell.id
+    for name, value in job.environment.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     if job.visible is not None:  # nothing has used a GPU yet, where cells are forked
         os.environ[VISIBLE] = job.visible
     for library in LIBRARIES:

@@ -1,16 +1,18 @@
 """What a command line sets, as keys and values in the order given; and the estimator if it sets none."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf.errors import OmegaConfBaseException
 
-from lit_klrb.config_files import check_config_file, environment_names, with_environment_unread
+from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
-from lit_klrb.run.written import MASK
+from lit_klrb.unwritten import MASK, environment_names, with_environment_unread
 
 PACKAGE = "lit_klrb.estimators"
 # The value of the parser: the default of modules with a reward
@@ -82,7 +84,9 @@ def _sections(path: str) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
     if odd := [key for key in _keys(content) if not isinstance(key, str)]:
         raise ConfigurationError(f"{path}: Key must be a string, got: {odd[0]!r}")
-    return with_environment_unread(content) if environment_names(content) else content
+    with contextlib.suppress(OmegaConfBaseException):  # the parser says what is wrong
+        return with_environment_unread(content) if environment_names(content) else content
+    return content
 
 
 def _keys(content: Any) -> Iterator[Any]:

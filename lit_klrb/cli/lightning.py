@@ -59,9 +59,9 @@ from lit_klrb.run.options import (
     prefer_determinism,
 )
 from lit_klrb.run.same_run import check_same_run, record, run_of
-from lit_klrb.run.written import without_loggers, written
 from lit_klrb.stops import Stopped
 from lit_klrb.terminal import say_once
+from lit_klrb.unwritten import without_loggers, written
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"

@@ -10,7 +10,7 @@ from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import sha256
 from lit_klrb.run.checkpoints import read
 from lit_klrb.run.resumable import check_resumable
-from lit_klrb.run.written import written
+from lit_klrb.unwritten import written
 
 CALLBACKS = "trainer.callbacks"
 # Keys that may differ, with all keys below them, and why. All other keys must agree.

@@ -56,6 +56,18 @@ def verdicts(directory):
     return found
 
 
+def test_a_strangers_mapping_reads_nothing_of_the_environment(tmp_path, imported, monkeypatch):
+    monkeypatch.setenv("READERS_KEY", "f00dfeed")
+    log = tmp_path / "log.csv"
+    log.write_text("arm,beta,replicate,reward,kl\nmc,1,0,1,1\nrb,1,0,2,1\n")
+    text = "${oc.env:READERS_KEY} and ${name}"
+    columns = {name: name for name in COLUMNS if name != "seed"}
+    where = imported(log, columns=columns, setting=text, name="${oc.env:READERS_KEY}")
+    plan = json.loads((where / "plan.json").read_text())["content"]["plan"]
+    assert (plan["setting"], plan["name"]) == (text, "${oc.env:READERS_KEY}")
+    assert not any(b"f00dfeed" in path.read_bytes() for path in where.rglob("*.json"))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_sweep_has_the_same_statistics_after_export_and_import(tmp_path, imported, shared):
     seeds = {"seed_of": lambda index, replicate: replicate} if shared else {}

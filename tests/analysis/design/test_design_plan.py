@@ -1,6 +1,7 @@
 """The plan file, its checks, and the cells and seeds it expands to."""
 
 import itertools
+import json
 
 import pytest
 import yaml
@@ -44,6 +45,38 @@ def plan(tmp_path, monkeypatch):
 
 def by_point(plan):
     return {cell.point or cell.stage: cell for cell in expand(plan).cells}
+
+
+def test_no_file_of_a_sweep_has_a_value_of_the_environment(plan, tmp_path, monkeypatch):
+    """Ids depend on it all the same, and cells read it again."""
+    sft = {
+        "model": {"rate": "${oc.env:RATE}", "half": "${model.rate}/${n}"},
+        "data": {"source": "${oc.env:ROWS}"},
+    }
+    sft["n"] = 2
+    sft["trainer"] = {"logger": {"api_key": "${oc.env:KEY}"}}
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(sft))
+    (tmp_path / "rows.txt").write_text("a row")
+    ids = []
+    for rate, key in ((0.125, "f00d"), (0.125, "feed"), (0.25, "feed")):
+        for name, value in {"RATE": f"{rate}", "KEY": key, "ROWS": str(tmp_path / "rows.txt")}.items():
+            monkeypatch.setenv(name, value)
+        expansion = expand(plan())
+        assert not any(text in json.dumps(expansion.content) for text in ("0.125", "f00d", "rows.txt"))
+        assert expansion.cells[0].config["model"] == {"rate": "${oc.env:RATE}", "half": "${oc.env:RATE}/2"}
+        ids.append(expansion.cells[0].id)
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_passwords_and_the_environment_have_no_place_in_what_is_copied(plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    found = plan(("directory: runs/small", "directory: '${oc.env:SCRATCH}/${name}'"))
+    assert found.directory == f"{tmp_path}/small"
+    with pytest.raises(ConfigurationError, match=r"plan\.yaml: name: \$\{oc\.env:SCRATCH\} is read in conf"):
+        plan(("name: small", "name: '${oc.env:SCRATCH}'"))
+    (tmp_path / "dpo.yaml").write_text("trainer: {logger: {init_args: {api_key: f00d}}}")
+    with pytest.raises(ConfigurationError, match=r"dpo: trainer\.logger\.init_args\.api_key: cells have"):
+        expand(plan())
 
 
 ARMS, BETAS, CONTROL = "[MonteCarlo, RaoBlackwell]", "{0: 0.1, 1: 0.3}", "control: MonteCarlo"

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from analysis.cli.main import main
 
@@ -38,6 +39,18 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     ]
     for row in expected:
         assert any(cells[place : place + len(row)] == row for place in range(len(cells))), row
+
+
+def test_a_strangers_configuration_is_shown_as_it_stands(tmp_path, monkeypatch):
+    """Nothing of the reader's environment comes into a page that may be sent on."""
+    monkeypatch.setenv("READERS_KEY", "f00dfeed")
+    text = "${oc.env:READERS_KEY} ${oc.decode:${oc.env:READERS_KEY}} ${kl.beta} ${"
+    config = {"kl": {"beta": 0.5}, "data": {"init_args": {"system_prompt": text}}}
+    write_run(tmp_path, {METRICS: ONE, CONFIG: yaml.safe_dump(config)})
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert text in page
+    assert "f00dfeed" not in page
 
 
 def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_path):

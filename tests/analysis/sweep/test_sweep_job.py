@@ -28,12 +28,12 @@ def left(store, cells):
     return cells[0]
 
 
-def exit_code(store, cell):
+def exit_code(store, cell, **settings):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
-        run_job(Job(cell, store.directory, "fake_job", needs_checkpoint=True))
+        run_job(Job(cell, store.directory, "fake_job", needs_checkpoint=True, **settings))
     except SystemExit as end:
         os._exit(end.code)
     finally:
@@ -94,6 +94,14 @@ def test_a_resumed_cell_that_fails_for_an_outside_reason_keeps_its_checkpoint(st
     content = checkpoint.read_bytes()
     assert exit_code(store, left) == FAILED
     assert checkpoint.read_bytes() == content
+
+
+def test_a_cell_has_the_environment_of_the_sweep(store, cells, monkeypatch):
+    """A node may have another value, or one where the sweep has none."""
+    monkeypatch.setenv("FAKE_JOB", "crash")
+    assert exit_code(store, cells[0], environment={"FAKE_JOB": None}) == PUBLISHED
+    assert exit_code(store, cells[1], environment={"FAKE_JOB": "noise"}) == PUBLISHED
+    assert all(store.result(cell.id)["final"]["reward"] // 1 == noise for noise, cell in enumerate(cells[:2]))
 
 
 def test_a_machine_without_the_directory_is_named(store, cells):
