@@ -23,6 +23,8 @@ EXPORTED = re.compile(
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
     r"|chat_template\.jinja|additional_chat_templates|SHA256SUMS|adapter_config\.json|adapter_model\.safetensors"
 )
+# Completions per prompt for the KL of rounding, and their length if the training sampled none.
+COMPLETIONS, LENGTH = 4, 64
 
 
 def export_checkpoint(
@@ -143,14 +145,13 @@ def _kl_of_rounding(ckpt_path: str, output_dir: str, prompts: str) -> str:
     from lit_klrb.comparison.compare import ModelComparison
     from lit_klrb.comparison.estimates import RB
     from lit_klrb.engine.generation import Sampling
+    from lit_klrb.models import loading
 
-    comparison = ModelComparison(
-        policy=ckpt_path,
-        reference=output_dir,
-        prompts=prompts,
-        directions=("forward",),
-        sampling=Sampling(4, 64),
-    )
+    settings = loading.read_checkpoint(ckpt_path).get("hyper_parameters")
+    length = settings.get("max_new_tokens") if isinstance(settings, dict) else None
+    models: dict[str, Any] = {"policy": ckpt_path, "reference": output_dir, "prompts": prompts}
+    sampling = Sampling(COMPLETIONS, length if isinstance(length, int) else LENGTH)
+    comparison = ModelComparison(**models, directions=("forward",), sampling=sampling)
     table = comparison.run(lambda *_: lambda rows: None).tables["forward"]
     found = table.estimates(level=0.95)[RB]["sequence"]
     about = f"± {found.error:.1g} nats per completion ({table.clusters} prompts; more by the command kl)"

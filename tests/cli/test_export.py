@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 from runs import contents, one_line_of
 from transformers import AutoModelForCausalLM
 
@@ -12,8 +13,8 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import load_model
 
 
-def export(chain, target, stage="sft"):
-    return main(["export", "--ckpt_path", chain.checkpoint(stage), "--output_dir", str(target)])
+def export(chain, target, stage="sft", *more):
+    return main(["export", "--ckpt_path", chain.checkpoint(stage), "--output_dir", str(target), *more])
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "model.safetensors", ".git"])
@@ -30,6 +31,7 @@ def test_one_file_more_keeps_an_export_too(chain, tmp_path, capsys):
     assert export(chain, tmp_path / "policy") == 0
     (tmp_path / "policy" / "notes.md").write_text("mine")
     before = contents(tmp_path)
+    capsys.readouterr()
     assert export(chain, tmp_path / "policy", "dpo") == 2
     assert "contains notes.md and is not an earlier export" in one_line_of(capsys)
     assert contents(tmp_path) == before
@@ -91,3 +93,62 @@ def test_a_flipped_bit_in_an_export_is_found(chain, tmp_path):
         )
     sums.unlink()
     load_model("policy_path", str(tmp_path))
+
+
+def dtypes_of(folder):
+    return {str(weight.dtype) for weight in AutoModelForCausalLM.from_pretrained(folder).parameters()}
+
+
+def test_the_dtype_is_said_and_what_rounding_undoes(chain, tmp_path, capsys):
+    """A run from a file in bfloat16; both shares by a comparison of the folders."""
+    start, run, prompts = tmp_path / "start", tmp_path / "run", tmp_path / "prompts.txt"
+    assert export(chain, start, "sft", "--dtype", "bfloat16") == 0
+    assert "; rounding changes" in capsys.readouterr().err
+    slow = ["--model.learning_rate", "1e-5", "--model.schedule", "constant"]
+    assert chain.run("fit", "rloo", "--model.policy_path", str(start), *slow, run=run) == 0
+    prompts.write_text("The film\nThis plot\nA cast")
+    command = ["export", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--output_dir"]
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "trained")]) == 0
+    line = "weights in float32, trained in float32; --dtype auto writes bfloat16, as in the file"
+    assert capsys.readouterr().err.startswith(line)
+    assert main([*command, str(tmp_path / "auto"), "--dtype", "auto", "--prompts", str(prompts)]) == 0
+    said = capsys.readouterr().err
+    assert dtypes_of(tmp_path / "trained") == {"torch.float32"}
+    assert dtypes_of(tmp_path / "auto") == {"torch.bfloat16"}
+    folders = (start, tmp_path / "trained", tmp_path / "auto")
+    before, trained, rounded = (flat(folder) for folder in folders)
+    lost = ((trained != before) & (rounded == before)).sum() / (trained != before).sum()
+    assert 0.1 < lost < 0.9
+    changes = f"rounding changes {(trained != rounded).sum()} of them and undoes {lost:.1%} of the updates"
+    assert f"weights in bfloat16, trained in float32; {changes}" in said
+    assert "\nKL(trained‖exported) " in said
+    assert "(3 prompts" in said
+
+
+def flat(folder):
+    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).parameters()
+    return torch.cat([weight.detach().flatten() for weight in weights])
+
+
+def test_what_a_dtype_does_not_hold_is_refused(chain, tmp_path, capsys):
+    path = tmp_path / "last.ckpt"
+    content = torch.load(chain.checkpoint("sft"), weights_only=True)
+    content["state_dict"]["policy.transformer.ln_f.bias"][0] = 1e5
+    torch.save(content, path)
+    command = [
+        "export",
+        "--ckpt_path",
+        str(path),
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--dtype",
+        "float16",
+    ]
+    assert main(command) == 2
+    assert one_line_of(capsys) == "error: dtype: float16 does not hold the weight transformer.ln_f.bias"
+    assert main([*command[:-1], "bfloat16"]) == 0
+    # A model with new weights has no updates
+    assert one_line_of(capsys).endswith(" of them")
+    assert main([*command[:-1], "bfloat16", "--adapter", "--prompts", "p.txt"]) == 2
+    assert one_line_of(capsys).startswith("error: prompts: not with --adapter")

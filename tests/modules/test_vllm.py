@@ -10,6 +10,7 @@ from runs import weights_of
 from single_steps import attached
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lit_klrb.cli.main import main
 from lit_klrb.engine.generation import Sampling
 from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.estimators import RaoBlackwell
@@ -94,6 +95,20 @@ def test_a_run_samples_with_the_weights_of_each_step(chain, tmp_path, vllm):
     assert not torch.equal(trained[key], own[key])
     # Those of the last rollout, two steps before the end.
     assert not torch.equal(engine.model.transformer.wte.weight, start[key])
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", "bfloat16"), ("bf16-true", "bfloat16"), ("32-true", "float32")]
+)
+def test_the_engine_computes_as_the_policy_does(chain, tmp_path, vllm, precision, dtype):
+    """From a file in bfloat16, whose weights are trained in float32 unless the precision is bf16-true."""
+    folder = str(tmp_path / "model")
+    export = ["--ckpt_path", chain.checkpoint("dpo"), "--output_dir", folder, "--dtype", "bfloat16"]
+    assert main(["export", *export]) == 0
+    options = ["--model.policy_path", folder, "--trainer.precision", precision, "--trainer.max_steps", "1"]
+    assert chain.run("fit", "rloo", *VLLM, *options, run=tmp_path / "run") == 0
+    (engine,) = vllm
+    assert engine.options["dtype"] == dtype
 
 
 def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, vllm):
