@@ -11,8 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import shown
+from lit_klrb.data.columns import TEXT
 from lit_klrb.data.encode import encode
-from lit_klrb.data.kinds import TEXT, parse_rows
+from lit_klrb.data.kinds import parse_rows
 from lit_klrb.data.prompts import Prompt, read_prompts
 from lit_klrb.data.rows import RawRow, read_files, suffix_of
 from lit_klrb.distributed import stacked, stacked_stats

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch
+from lit_klrb.data.columns import Want
 from lit_klrb.data.corpora import GRAMMAR, Source, draw, given_prompts
 from lit_klrb.data.encode import Encoded, Reader, end_tokens
-from lit_klrb.data.kinds import Row, Want
+from lit_klrb.data.kinds import Row
 from lit_klrb.data.lengths import Overlong, Selection, check_context_length, context_length
 from lit_klrb.data.prompts import differing
 from lit_klrb.data.samplers import StepBatchSampler

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_klrb.data.columns import Want
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Row, Want, parse_row, say
+from lit_klrb.data.kinds import Row, parse_row, say
 from lit_klrb.data.prompts import grammar_pairs
 from lit_klrb.data.rows import RawRow, open_splits
 from lit_klrb.errors import ConfigurationError
@@ -151,7 +152,7 @@ class Corpus:
             identity = _identity(row)
             if part == first and self._holder(identity) != (split if split in self.carved else None):
                 continue
-            if not identity or identity not in seen | (others if part != first else set()):
+            if not identity or not (identity in seen or (part != first and identity in others)):
                 yield row
             elif dropped is not None:
                 dropped[part if split == "train" else split] += 1

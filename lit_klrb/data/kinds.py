@@ -9,12 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from lit_klrb.data.chat import (
     ASSISTANT,
     MARKS,
-    SYSTEM,
     USER,
     Conversation,
     LeftOutError,
@@ -24,57 +23,38 @@ from lit_klrb.data.chat import (
     shown,
     without_none,
 )
+from lit_klrb.data.columns import (
+    ANSWERED,
+    ASKED,
+    BESIDE,
+    CHATS,
+    CHOSEN,
+    COMPLETION,
+    FORMS,
+    LABEL,
+    PAIR,
+    PLAIN,
+    PROMPT,
+    SYSTEMS,
+    TALKS,
+    TEXT,
+    TOOLS,
+    UNHEARD,
+    Columns,
+    Form,
+    Want,
+    lacking,
+    renamed,
+)
 from lit_klrb.data.rows import RawRow, listed
 
-# What a stage reads of a row: texts to model, prompts, preferences, pairs (preferences that need a prompt),
-# or texts with labels.
-Want = Literal["texts", "prompts", "preferences", "pairs", "labels"]
-TEXT, PROMPT, MESSAGES, COMPLETION = "text", "prompt", "messages", "completion"
-CHOSEN, REJECTED, LABEL, TOOLS = "chosen", "rejected", "label", "tools"
-# The column with what the teacher, or the reference, reads instead of the prompt.
-TEACHER_PROMPT = "teacher_prompt"
-# Names of conversations, and of a system message before what other columns have
-CHATS, SYSTEMS = (MESSAGES, "conversations", "conversation"), (SYSTEM, "system_prompt")
-# Names of a question with its answer, and of what a question is about
-ANSWERED, BESIDE = {"question": "answer", "instruction": "output"}, ("input", "context")
-# Names of the prompt of chosen and rejected
-ASKED = (PROMPT, *ANSWERED, "input", "query", "problem")
-# Forms of rows: names of the columns that are read. Each stage reads the first of its forms that has values.
-TALKS, PAIR, PLAIN = tuple((name,) for name in CHATS), (CHOSEN, REJECTED), (TEXT,)
-CONVERTIBLE = tuple((asked, answer) for asked in ANSWERED for answer in (ANSWERED[asked], COMPLETION))
-QUESTIONS = tuple((name,) for name in ANSWERED)
-FORMS: dict[Want, tuple[tuple[str, ...], ...]] = {
-    "texts": (*TALKS, (PROMPT, COMPLETION), *CONVERTIBLE, PLAIN),
-    "prompts": (*TALKS, PAIR, (PROMPT,), *CONVERTIBLE, PLAIN, *QUESTIONS),
-    "preferences": (PAIR,),
-    "pairs": (PAIR,),
-    "labels": (PLAIN,),
-}
-# How a refusal names them
-WANTED: dict[Want, str] = {
-    "texts": "text, messages, or prompt and completion",
-    "prompts": "prompt, messages or text",
-    "preferences": "chosen and rejected",
-    "pairs": "chosen and rejected",
-    "labels": TEXT,
-}
-# Other names of these columns, which a refusal offers to read
-LIKE = {
-    MESSAGES: ("data", "chat", "dialogue", "dialog", "turns"),
-    PROMPT: ("problem", "query", "question", "instruction", "input", "task", "user"),
-    COMPLETION: ("solution", "response", "answer", "output", "answers", "target", "assistant", "summary"),
-    TEXT: ("chat", "content", "sentence", "review", "document", "body", "article"),
-}
 # What stands between a question, what it is about, and its answer, if they are texts
 JOINT = "\n\n"
-# Columns that change what a prompt means, and that nothing reads; others of a prompt's row reach rewards
-UNHEARD = (*BESIDE, "history", "documents", "image", "images", "audio", "video", "videos")
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 
 Content = str | Conversation
-Columns = Mapping[str, str | None]
 log = logging.getLogger(__name__)
 
 
@@ -110,22 +90,13 @@ class Row:
 
 
 def parse_row(row: RawRow, want: Want, place: str = "", columns: Columns | None = None) -> Row:
-    r"""What a stage reads of a row.
-
-    Args:
-        row: Its columns.
-        want: What is read.
-        place: Where it comes from.
-        columns: The columns that are read under other names, see `CorpusDataModule`; None if there is no such
-            setting.
+    r"""What a stage reads of a row that comes from a place; columns are None without such a setting.
 
     Example:
         >>> row = parse_row({"question": "2+2?", "answer": "4"}, "texts")
         >>> row.prompt, row.answers, row.notes
         ('2+2?\n\n', ('4',), ('question and answer are prompt and completion',))
         >>> row = {"problem": "2+2?", "solution": "4"}
-        >>> parse_row(row, "texts", columns={}).problem.partition("; ")[2]
-        "its columns: problem, solution; add --data.columns '{prompt: problem, completion: solution}'"
         >>> parse_row(row, "texts", columns={"prompt": "problem", "completion": "solution"}).answers
         ('4',)
     """
@@ -157,38 +128,17 @@ def say(place: str, rows: Sequence[Row], said: set[str] | None = None) -> None:
         said.update(unread)
 
 
-def renamed(row: RawRow, columns: Columns) -> RawRow:
-    """A row with columns under other names; those named by None are left out.
-
-    Example:
-        >>> renamed({"info": {"posts": ["a"]}, "system": "b"}, {"prompt": "info.posts.0", "system": None})
-        {'info': {'posts': ['a']}, 'prompt': 'a'}
-    """
-    found = {name: value for name, value in row.items() if columns.get(name, "") is not None}
-    return found | {name: value for name, path in columns.items() if (value := _at(row, path)) is not None}
-
-
-def _at(value: Any, path: str | None) -> Any:
-    """What a column has, or a part of it, such as `answers.text.0`; None without it."""
-    if path is None or (isinstance(value, Mapping) and path in value):
-        return value[path] if path else None
-    for part in path.split("."):
-        inside = dict(enumerate(value)) if isinstance(value, list) else value
-        value = inside.get(int(part) if part.isdigit() else part) if isinstance(inside, Mapping) else None
-    return value
-
-
 class _Reading:
     """Reads a row, and remembers which columns it reads and how it converts them."""
 
     def __init__(self, row: RawRow, want: Want, place: str, columns: Columns | None) -> None:
         self.row, self.want, self.place, self.columns = renamed(row, columns or {}), want, place, columns
         self.used = {str(path).partition(".")[0] for path in (columns or {}).values()}
+        self.notes = dict[str, None]()  # in their order
+        others = (COMPLETION, *PAIR) if want == "prompts" else ()
         for name, path in (columns or {}).items():
-            optional = want == "prompts" and name in (COMPLETION, *PAIR)
-            if path is not None and name not in self.row and not optional:
+            if path is not None and name not in (*self.row, *others):
                 raise LeftOutError(f"no column {path}, which columns names; its columns: {', '.join(row)}")
-        self.notes = dict[str, None]()
         for name in (PROMPT, COMPLETION, *PAIR, *CHATS):
             value = self.row.get(name)
             if isinstance(value, str) and (messages := listed(value)) is not None:
@@ -199,75 +149,62 @@ class _Reading:
         """Remember how the row is converted."""
         self.notes[line] = None
 
-    def has(self, *names: str) -> bool:
-        """Whether the row has values in these columns."""
-        return all(self.row.get(name) not in (None, []) for name in names)
+    def first(self, *names: str) -> str | None:
+        """The first of these columns that has a value."""
+        return next((name for name in names if self.row.get(name) not in (None, [])), None)
 
     def parsed(self) -> Row:
         """The row, in the first form of its stage that has values."""
-        form = self.form()
-        self.used.update(form)
+        form, label, prompt = self.form(), None, None
+        answers: list[Any] = []
         if form == PAIR:
             prompt, *answers = self.pair()
         elif form in TALKS:
-            prompt, answers = None, [self.content(form[0])]
+            answers = [self.content(form[0])]
         elif form == PLAIN:
-            prompt, answers = None, [self.plain()]
+            answers = [self.plain()]
         else:
             prompt, *answers = self.answered(*form)
-        if self.want == "prompts" and form in TALKS:
-            prompt, answers = before(answers[0]), []
-        elif self.want == "prompts" and form != PLAIN:
-            answers = []
+        if self.want == "prompts" and form != PLAIN:
+            prompt, answers = before(answers[0]) if form in TALKS else prompt, []
         elif self.want == "texts":
-            self.check_trained(form, *answers)
-        label = self.label() if self.want == "labels" else None
-        head, system = self.with_system(answers[0] if prompt is None else prompt, form)
-        prompt, answers = (None, [head]) if prompt is None else (head, answers)
+            self.check_trained(form)
+        elif self.want == "labels":
+            label = self.label()
+        if prompt is None:
+            answers[0], system = self.with_system(answers[0], form)
+        else:
+            prompt, system = self.with_system(prompt, form)
         kept = self.row if self.want == "prompts" else {}
         columns = {name: kept[name] for name in kept if name != PROMPT and (name,) != form}
         names = UNHEARD if self.want == "prompts" else self.row
         unread = tuple(name for name in names if name and name not in self.used and self.row.get(name))
         return Row(prompt, tuple(answers), label, columns, self.place, "", system, tuple(self.notes), unread)
 
-    def form(self) -> tuple[str, ...]:
+    def form(self) -> Form:
         """The columns that are read."""
-        given = self.row.get(PROMPT)
-        if self.want == "prompts" and given not in (None, []):
-            talks = isinstance(self.row.get(CHOSEN), list) or any(self.has(name) for name in CHATS)
-            if not isinstance(given, str) or not talks:
+        if self.want == "prompts" and self.first(PROMPT):
+            talks = self.first(*CHATS) or isinstance(self.row.get(CHOSEN), list)
+            if not talks or not isinstance(self.row[PROMPT], str):
                 return (PROMPT,)  # a text beside a conversation is a part of it
         forms = FORMS[self.want]
-        if found := [form for form in forms if self.has(*form)]:
+        if found := [form for form in forms if all(map(self.first, form))]:
             return found[0]
         if any(self.row.keys() >= {*form} for form in forms):
             raise LeftOutError("empty")
-        problem = f"no column {WANTED[self.want]}; its columns: {', '.join(self.row) or 'none'}"
-        raise LeftOutError(problem if self.columns is None else f"{problem}; {self.offer()}")
-
-    def offer(self) -> str:
-        """The setting by which the row could be read."""
-        targets = {"prompts": (PROMPT,), "labels": PLAIN}.get(self.want, PAIR)
-        remedy = ", or write both first, where another column says which is better" if targets == PAIR else ""
-        if self.want == "texts":
-            remedy, asked = "", any(name in self.row for name in (PROMPT, *ANSWERED))
-            targets = (COMPLETION,) if asked else (PROMPT, COMPLETION)
-            if talk := next((name for name in LIKE[MESSAGES] if name in self.row), None):
-                targets = (MESSAGES,) if isinstance(self.row[talk], list) else PLAIN
-            elif not any(name in self.row for target in targets for name in LIKE[target]):
-                targets = PLAIN
-        found = {t: next((n for n in LIKE.get(t, ()) if n in self.row), "COLUMN") for t in targets}
-        return f"add --data.columns '{{{', '.join(f'{t}: {n}' for t, n in found.items())}}}'{remedy}"
+        line = lacking(self.row, self.want)
+        raise LeftOutError(line if self.columns is not None else line.partition("; add ")[0])
 
     def content(self, name: str) -> Content:
         """The text or the conversation in a column."""
         value = self.row.get(name)
-        if not self.has(name):
+        self.used.add(name)
+        if not self.first(name):
             raise LeftOutError("empty")
         if isinstance(value, (list, Mapping)) or name in CHATS:
             self.used.add(TOOLS)
             if name in CHATS[1:]:
-                self.note(f"{name} are messages" if name == CHATS[1] else f"{name} is messages")
+                self.note(f"{name} {'are' if name.endswith('s') else 'is'} messages")
             chat = Conversation.read(self.place, value, without_none(self.row.get(TOOLS)))
             if any(message.get("weight") not in (None, 0, 1) for message in chat.messages):
                 self.note("weights of messages other than 0 count as 1")
@@ -276,27 +213,27 @@ class _Reading:
             raise LeftOutError(f"{kind_of(value)} as {name}")
         return value
 
+    def text(self, name: str) -> str:
+        """The text in a column."""
+        if not isinstance(text := self.content(name), str):
+            raise LeftOutError(f"a list as {name}; conversations belong in the column messages")
+        return text
+
     def question(self, name: str) -> Content:
         """The prompt in a column, with what stands beside a question."""
-        self.used.add(name)
         text = self.content(name)
         if name not in ANSWERED or not isinstance(text, str):
             return text
-        beside = [other for other in BESIDE if self.row.get(other)]
-        parts = [self.content(other) for other in beside]
-        if not all(isinstance(part, str) for part in parts):
-            raise LeftOutError(f"a list as {' or '.join(beside)}")
-        self.used.update(beside)
-        return JOINT.join([text, *parts, ""])  # type: ignore[list-item]
+        return JOINT.join([text, *(self.text(other) for other in BESIDE if self.row.get(other)), ""])
 
-    def answered(self, asked: str, *others: str) -> list[Content]:
+    def answered(self, asked: str, *others: str) -> list[Any]:
         """A prompt and its answer, if the form has one."""
         contents = self.alike(self.question(asked), *map(self.content, others))
-        if asked != PROMPT:
+        if asked in ANSWERED:
             names = [asked, *(name for name in BESIDE if name in self.used), *others]
-            parts = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-            what = "prompt and completion" if others else "prompt"
-            self.note(f"{parts} {'are' if len(names) > 1 else 'is the'} {what}")
+            first = f"{', '.join(names[:-1])} and " if names[1:] else ""
+            what = "prompt and completion" if others else "the prompt"
+            self.note(f"{first}{names[-1]} {'are' if first else 'is'} {what}")
         return self.without_repeats(*contents)
 
     def alike(self, prompt: Any, *answers: Any) -> list[Any]:
@@ -329,31 +266,19 @@ class _Reading:
 
     def pair(self) -> list[Any]:
         """The prompt, empty without one, the chosen and the rejected answer."""
-        answers = [self.content(name) for name in PAIR]
+        prompt, answers = None, [self.content(name) for name in PAIR]
+        asked, talk = self.first(*ASKED), self.first(*CHATS)
         whole = all(isinstance(chat, Conversation) and len(chat.messages) > 1 for chat in answers)
-        prompt = None if whole and isinstance(self.row.get(PROMPT), str) else self.prompt_of_pair(whole)
-        self.used.add(PROMPT)
+        self.used.add(PROMPT)  # a text beside whole conversations is a part of them
+        if asked and not (whole and (asked != PROMPT or isinstance(self.row[PROMPT], str))):
+            prompt = self.question(asked)
+            self.notes |= {} if asked == PROMPT else {f"{asked} is the prompt": None}
+        elif talk and not whole:
+            prompt = before(self.content(talk))
         contents = self.alike(prompt, *answers)
-        prompt, *answers = contents
-        if isinstance(answers[0], Conversation):
+        if isinstance(contents[1], Conversation):
             return shared(*contents)
-        return self.beginning(*contents[1:]) if prompt is None else self.without_repeats(prompt, *answers)
-
-    def prompt_of_pair(self, whole: bool) -> Content | None:
-        """What other columns have as the prompt; conversations of several messages have one themselves."""
-        name = next((n for n in ASKED if self.has(n)), None)
-        if name == PROMPT:
-            return self.content(PROMPT)
-        if whole:
-            return None
-        if name is not None:
-            self.note(f"{name} is the prompt")
-            return self.question(name)
-        talk = next((n for n in CHATS if self.has(n)), None)
-        if talk is None:
-            return None
-        self.used.add(talk)
-        return before(self.content(talk))
+        return self.beginning(*contents[1:]) if prompt is None else self.without_repeats(*contents)
 
     def beginning(self, one: str, other: str) -> list[Content]:
         """Two texts without the prompt with which they begin."""
@@ -368,36 +293,30 @@ class _Reading:
             self.note(f"the prompt of a pair is {what}")
         return [one[:length], one[length:], other[length:]]
 
-    def with_system(self, content: Content, form: tuple[str, ...]) -> tuple[Content, str | None]:
+    def with_system(self, content: Content, form: Form) -> tuple[Content, str | None]:
         """A conversation after the row's system message, or a text and that message."""
-        name = next((n for n in SYSTEMS if n in self.row), None)
+        name = next((name for name in SYSTEMS if name in self.row), None)
         if name is None or form == PLAIN or not content:
             return content, None
-        text = self.content(name) if self.row[name] else ""
-        if not isinstance(text, str):
-            raise LeftOutError(f"{kind_of(self.row[name])} as {name}")
-        self.used.add(name)
+        text = self.text(name) if self.row[name] else ""
         if isinstance(content, str):
             return content, text
         if text and content.with_system(text) is content and content.messages[0]["content"] != text:
             self.note(f"the column {name} is not read where a conversation has a system message")
         return content.with_system(text or None), None
 
-    def check_trained(self, form: tuple[str, ...], *answers: Content) -> None:
+    def check_trained(self, form: Form) -> None:
         """Leave out a row that is marked as not to be trained on."""
         self.used.update(MARKS)
-        if is_left_alone(self.row):
-            raise LeftOutError("marked as not to be trained on")
-        if len(form) > 1 and isinstance(self.row.get(LABEL), bool):
+        is_desirable = self.row.get(LABEL) if len(form) > 1 else None  # of a completion, as in TRL's KTO
+        if isinstance(is_desirable, bool):
             self.used.add(LABEL)
-            if not self.row[LABEL]:
-                raise LeftOutError("its label is false")
+        if is_left_alone(self.row) or is_desirable is False:
+            raise LeftOutError("marked as not to be trained on")
 
     def plain(self) -> str:
         """A whole text."""
-        text = self.content(TEXT)
-        if not isinstance(text, str):
-            raise LeftOutError("a list as text; conversations belong in the column messages")
+        text = self.text(TEXT)
         if (clean := clean_text(text)) != text:
             self.note("<br /> tags, misread characters, or spaces at the ends of text are repaired")
         return clean

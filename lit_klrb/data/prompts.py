@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import USER, Conversation, LeftOutError, check_settings, is_messages
+from lit_klrb.data.columns import PROMPT, TEACHER_PROMPT
 from lit_klrb.data.encode import Encoded, Reader, beginning, encode, not_empty
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, Row, as_chat
+from lit_klrb.data.kinds import Content, Row, as_chat
 from lit_klrb.data.lengths import Selection
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed

@@ -249,7 +249,7 @@ def listed(text: str) -> Any:
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, MemoryError):
             return read(text)
-    return text
+    return [text]  # which is no message
 
 
 def _opened(file: Path, **settings: Any) -> TextIO:

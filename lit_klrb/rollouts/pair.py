@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import as_messages, is_messages
+from lit_klrb.data.columns import PROMPT
 from lit_klrb.data.encode import decoded, end_tokens
-from lit_klrb.data.kinds import PROMPT
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.engine.generation import Sampling, generate_completions, sampling_settings
 from lit_klrb.engine.served import ServedTeacher

@@ -35,7 +35,7 @@ PROMPT, TWO = f"<bos>{ASKED} |", f"<bos>{ASKED}Yes. | <bos>{ASKED}No."
 GUESSED = "N is not even.<eos> | N is even.<eos>"
 DOUBLE, SUM = "<bos>Double it.\n\nN\n\n | N.<eos>", "<bos>What is N + N? | It is N.<eos>"
 OFFER = "add --data.columns '{{{}}}'"
-BETTER = f"{OFFER.format('chosen: COLUMN, rejected: COLUMN')}, or write both first, where another column says"
+BETTER = f"{OFFER.format('chosen: COLUMN, rejected: COLUMN')}, or write both if another column has the choice"
 SAYS = {"converted", "not read"}
 # Stage, a row, the columns to add, what is shown or the line that refuses, and what else is said
 SETS = {
