@@ -149,13 +149,14 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         loaded = OmegaConf.load(path)
         for key, value in overrides.items():
             OmegaConf.update(loaded, spelled_key(OmegaConf.to_container(loaded), key), value)
-        content = with_environment_unread(OmegaConf.to_container(loaded))
-        if not isinstance(content, dict):
+        container = OmegaConf.to_container(loaded)
+        if not isinstance(container, dict):
             raise ValueError("a mapping is expected")
+        content = with_environment_unread(container)
         digest(content)
     except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
-    return content  # type: ignore[return-value]  # `digest` refuses keys that are not strings
+    return content  # `digest` refuses keys that are not strings
 
 
 def as_hashed(values: Any, config: Any) -> Any:
