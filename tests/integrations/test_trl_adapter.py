@@ -84,6 +84,26 @@ def test_parts_in_any_order_have_the_gradient_of_the_whole():
     assert kl > 0
 
 
+def test_ratios_are_to_the_log_probabilities_of_vllm_where_it_has_them():
+    policy, reference = models()
+    rewards, batch = batch_of_trl()
+    scorer, estimator = Scorer(policy, reference, 1.0), RaoBlackwell(off_policy="prefix")
+    rollout = rollout_of(batch)
+    stats = scorer.stats(rollout, scorer.reference_states(rollout))
+    of_vllm = stats.logprobs.detach() - 0.1
+    of_vllm[:, 0] = torch.nan
+    sampled = {**batch, "sampling_per_token_logps": of_vllm}
+    added, _ = adapter.add_weights(sampled, scorer, EstimatorMemory(estimator), BETA, GROUP)
+    behaviour = stats.logprobs.detach() - torch.tensor([0.0, 0.1, 0.1, 0.1, 0.1])
+    weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=BETA, group_size=GROUP)
+    expected = estimator.loss(stats, rollout.mask, weights, beta=BETA, behaviour_logprobs=behaviour)
+    loss = adapter.weighted_loss(added, scorer, estimator, BETA)
+    torch.testing.assert_close(gradient(policy, loss), gradient(policy, expected), rtol=1e-4, atol=1e-6)
+    without, _ = adapter.add_weights(batch, scorer, EstimatorMemory(estimator), BETA, GROUP)
+    plain = adapter.weighted_loss(without, scorer, estimator, BETA)
+    assert (gradient(policy, plain) - gradient(policy, loss)).norm() > 0.05 * gradient(policy, loss).norm()
+
+
 def test_tokens_of_tools_do_not_count():
     policy, reference = models()
     _, batch = batch_of_trl()

@@ -15,7 +15,7 @@ from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, RaoBlackwellLoss
 from lit_klrb.integrations import trl as adapter
 from lit_klrb.integrations.trl_batches import rollout_of
-from lit_klrb.rollouts.scoring import Scorer
+from lit_klrb.rollouts.scoring import Scorer, completion_logits
 
 DEFAULTS = object()
 OF_ONE_LENGTH = ["I saw", "Do not", "What a", "It was"]
@@ -27,8 +27,19 @@ def assert_same_step(step, expected):
     assert (step - expected).norm() < 0.04 * expected.norm()
 
 
-def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **settings):
-    """The change of the trained weights in one step of a trainer of TRL, with plain gradient descent.
+def step_of(*arguments, **settings):
+    """The change of the trained weights in one step of a trainer of TRL, with plain gradient descent."""
+    made = trainer_of(*arguments, **settings)
+    trained = {name: p for name, p in made.model.named_parameters() if p.requires_grad}
+    before = [parameter.detach().clone() for parameter in trained.values()]
+    KEPT.append(made)
+    made.train()
+    changes = [(p.detach() - b).flatten() for p, b in zip(trained.values(), before, strict=True)]
+    return torch.cat(changes)
+
+
+def trainer_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **settings):
+    """A trainer of TRL whose policy is not its reference.
 
     Args:
         kind: RLOO, GRPO or Distillation.
@@ -68,6 +79,7 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
         args=getattr(trl, f"{kind}Config")(**arguments),
         processing_class=grammar_tokenizer(),
         train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
+        eval_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
         **given,
     )
     if lora is None and kind != "Distillation":
@@ -79,11 +91,7 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
             if lora is not None:  # away from the reference, which is the adapter's start, or no adapter
                 assert ".default." in name
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    before = [parameter.detach().clone() for parameter in trained.values()]
-    KEPT.append(made)
-    made.train()
-    changes = [(p.detach() - b).flatten() for p, b in zip(trained.values(), before, strict=True)]
-    return torch.cat(changes)
+    return made
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -154,6 +162,48 @@ def test_distillation_without_an_estimator_begins_with_the_own_tokens_credit(tmp
     step_of("RLOO", tmp_path, DEFAULTS, per_device_train_batch_size=8)
     assert KEPT[-1].kl_memory.estimator == RaoBlackwellControlVariate()
     assert KEPT[-1].kl_memory.finals == {}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("RLOO", {}), ("RLOO", {"num_generations_eval": 1}), ("GRPO", {}), ("Distillation", {"beta": 1.0})],
+    ids=str,
+)
+def test_an_evaluation_logs_what_training_minimises(tmp_path, monkeypatch, kind, settings):
+    """beta KL less the reward, the KL from plain logits; nothing is remembered, and no graph is kept."""
+    settings |= {"per_device_train_batch_size": 4, "eval_strategy": "steps", "eval_steps": 1}
+    made, batches, losses = trainer_of(kind, tmp_path, DEFAULTS, **settings), [], []
+    score, compute = adapter.score_rollout, adapter.loss_of
+
+    def scored(trainer, batch):
+        batches.append((trainer.model.training, batch))
+        return score(trainer, batch)
+
+    def computed(*arguments):
+        losses.append(compute(*arguments))
+        return losses[-1]
+
+    monkeypatch.setattr(adapter, "score_rollout", scored)
+    monkeypatch.setattr(adapter, "loss_of", computed)
+    made.train()
+    seen = made.kl_memory.state_dict().get("token_values", {"lengths": torch.empty(4)})["lengths"]
+    assert len(seen) == 4  # the completions that it was trained on
+    assert [loss.requires_grad for loss in losses] == [training for training, _ in batches]
+    (logged,) = (entry for entry in made.state.log_history if "eval_loss" in entry)
+    kls, rewards = [], []
+    reference = made.teacher_model if kind == "Distillation" else made.ref_model
+    for training, batch in batches:
+        if not training:
+            rollout = rollout_of(batch)
+            p, q = (completion_logits(m, rollout).log_softmax(-1) for m in (made.model, reference))
+            kls.append(((p.exp() * (p - q)).sum(-1) * rollout.mask).sum(1))
+            texts = grammar_tokenizer().batch_decode(batch["completion_ids"], skip_special_tokens=True)
+            rewards += [float(len(text)) for text in texts]
+    kl, beta = torch.cat(kls).mean().item(), made.args.beta
+    assert logged["eval_kl_per_sequence"] == pytest.approx(kl, rel=0.02)
+    reward = 0.0 if kind == "Distillation" else sum(rewards) / len(rewards)
+    assert logged["eval_loss"] == pytest.approx(beta * kl - reward, rel=0.02)
 
 
 def save_steps(arguments):
