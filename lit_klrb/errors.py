@@ -66,8 +66,8 @@ def is_exhausted(error: BaseException) -> bool:
         >>> is_exhausted(RuntimeError("I/O error: No space left on device (os error 28)"))
         True
     """
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return (error.errno if isinstance(error, OSError) else said and int(said[1])) in EXHAUSTED
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return (error.errno if isinstance(error, OSError) else match and int(match[1])) in EXHAUSTED
 
 
 def _is_printable(character: str) -> bool:

@@ -74,8 +74,8 @@ def read_object(path: Path, largest: int = LARGEST) -> dict[str, Any]:
 def parse_object(content: bytes) -> dict[str, Any]:
     """A JSON object of unknown origin; an empty one if it is damaged, or no object."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(content)
-        return found if isinstance(found, dict) else {}
+        value = json.loads(content)
+        return value if isinstance(value, dict) else {}
     return {}
 
 

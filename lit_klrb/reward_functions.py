@@ -100,9 +100,9 @@ class FunctionReward:
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The function's scores, float32 [B]."""
         by_name = COMPLETIONS in self.parameters
-        given = self._given(columns) if by_name else {}
+        arguments = self._given(columns) if by_name else {}
         try:
-            result: Any = self.function(**given) if by_name else self.function(texts)
+            result: Any = self.function(**arguments) if by_name else self.function(texts)
             if inspect.isawaitable(result):
                 result = asyncio.run(_awaited(result))
         except Exception as error:
@@ -112,7 +112,7 @@ class FunctionReward:
             raise ConfigurationError(f"{self.name} {called} ({error})", key=KEY) from error
         if isinstance(result, Iterator):
             result = list(result)
-        silent = [place for place, score in enumerate(result) if score is None] if is_list(result) else []
+        silent = [index for index, score in enumerate(result) if score is None] if is_list(result) else []
         scores = as_numbers([math.nan if score is None else score for score in result] if silent else result)
         if scores is None or scores.shape != (len(texts),):
             must = f"{self.name} must return {len(texts)} numbers for {len(texts)} texts"

@@ -125,9 +125,9 @@ class ClassifierReward:
         has_template = self.tokenizer.chat_template is not None
         chats = has_template and is_messages(next(iter(columns.get(PROMPTS, ())), None))
         if chats:
-            place = f"{self.name}: a completion"
+            origin = f"{self.name}: a completion"
             pairs = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
-            whole = (Conversation((*prompt, *answer), place) for prompt, answer in pairs)
+            whole = (Conversation((*prompt, *answer), origin) for prompt, answer in pairs)
             texts = [conversation.text(KEY, self.tokenizer) for conversation in whole]
         starts = range(0, len(texts), BATCH_SIZE)
         parts = [self._scores(texts[i : i + BATCH_SIZE], special_tokens=not chats) for i in starts]
@@ -198,10 +198,10 @@ class TrainingReward:
             if training:
                 self.logged.setdefault(name, []).append(float(value))
 
-        given: Any = ChainMap({STATE: state, LOG: record}, columns)  # type: ignore[arg-type]
+        available: Any = ChainMap({STATE: state, LOG: record}, columns)  # type: ignore[arg-type]
         for seconds in (*(PATIENCE * 2**number for number in range(self.retries)), None):
             try:
-                return self.reward(texts, given)
+                return self.reward(texts, available)
             except Exception as error:
                 if not is_unavailable(error):
                     raise
@@ -215,12 +215,12 @@ class TrainingReward:
 
     def metrics(self) -> dict[str, float]:
         """The mean of each number that was logged since the last call, and the number of retries."""
-        found = {name: sum(values) / len(values) for name, values in self.logged.items()}
+        means = {name: sum(values) / len(values) for name, values in self.logged.items()}
         if isinstance(self.reward, WeightedReward):  # of functions
-            found["reward_retries"] = self.retried
+            means["reward_retries"] = self.retried
         self.logged.clear()
         self.retried = 0
-        return found
+        return means
 
 
 def classifiers_of(reward: Reward) -> list[PreTrainedModel]:

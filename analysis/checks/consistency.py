@@ -57,7 +57,7 @@ def unstated(locked: LockedPlan) -> list[str]:
     rewards = origin.reward_unit is not None or locked.plan.primary.outcome == schema.KL
     known = (rewards, origin.kl_unit is not None)
     lines = (f"`{line}` ({what})" for line, what in UNSTATED.items())
-    missing = [line for line, told in zip(lines, known, strict=True) if not told]
+    missing = [line for line, stated in zip(lines, known, strict=True) if not stated]
     return [f"no log shows, and the mapping does not state: {'; '.join(missing)}"] if missing else []
 
 
@@ -80,13 +80,13 @@ def _alien_cells(locked: LockedPlan) -> Iterator[str]:
 
 def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str]:
     """What a cell of the grid or of the tuning stage does not have as the plan gives it."""
-    if (place := cell.where) is None:
+    if (point := cell.where) is None:
         return
-    if place.beta != (beta := plan.grid.beta[place.beta_index]):
-        yield f"its beta is {place.beta:g}, expected {beta:g}"
-    if cell.overrides != (overrides := plan.overrides(place)):
+    if point.beta != (beta := plan.grid.beta[point.beta_index]):
+        yield f"its beta is {point.beta:g}, expected {beta:g}"
+    if cell.overrides != (overrides := plan.overrides(point)):
         yield f"its overrides are {cell.overrides}, expected {overrides}"
-    stages = plan.inputs(place.replicate).values()
+    stages = plan.inputs(point.replicate).values()
     if {*cell.needs} != {ids.get(stage) for stage in stages}:
         yield f"it does not start from {' and '.join(stages)}"
 
@@ -109,9 +109,9 @@ def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
     yield from _choice_problems(sweep)
     lost = Counter(failure.cell.point.arm for failure in sweep.failures if failure.cell.point is not None)
     if lost:
-        told = ", ".join(f"{label} {lost[label]}" for label in plan.grid.arms)
+        counts = ", ".join(f"{label} {lost[label]}" for label in plan.grid.arms)
         why = "sound only if the reason has nothing to do with how well they trained"
-        yield Problem(f"runs without a result: {told}; their pairs are left out, which is {why}")
+        yield Problem(f"runs without a result: {counts}; their pairs are left out, which is {why}")
 
 
 def _choice_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -240,8 +240,8 @@ def load_sweep(directory: Path) -> Sweep:
         DamagedFileError: If its plan cannot be read.
     """
     sweep = read_sweep(directory)
-    found = [*plan_problems(sweep.locked), *sweep.problems, *inconsistencies(sweep)]
-    sweep = replace(sweep, problems=found)
+    every = [*plan_problems(sweep.locked), *sweep.problems, *inconsistencies(sweep)]
+    sweep = replace(sweep, problems=every)
     if (origin := sweep.locked.origin) is not None and sweep.missing:
         sweep = _without_incomplete(sweep, leave_out=origin.incomplete != "withhold")
     return replace(sweep, problems=_counted(sweep.problems))
@@ -250,9 +250,9 @@ def load_sweep(directory: Path) -> Sweep:
 def _without_incomplete(sweep: Sweep, *, leave_out: bool) -> Sweep:
     """An import with a problem that names missing runs, and without their replicates if asked for."""
     missing = sweep.missing
-    lost = {place[1:] for place in missing}
+    lost = {point[1:] for point in missing}
     out = [run for run in sweep.runs if run.cell.place is not None and run.cell.place[1:] in lost]
-    names = [sweep.plan.title(place) for place in missing[:_NAMED]]
+    names = [sweep.plan.title(point) for point in missing[:_NAMED]]
     names += [f"{len(missing) - _NAMED} more"] * (len(missing) > _NAMED)
     done = (
         f"left out with them, of the same replicates and β: {len(out)}"

@@ -59,23 +59,24 @@ def ignored_overrides(
         inputs = {} if where is None else plan.inputs(where.replicate)
         rate = {plan.tuning.key: rates.get(run.point.arm)} if plan.tuning and run.cell.point else {}
         for key, value in _leaves({**beta, **run.cell.overrides, **rate}, shared).items():
-            found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
-            if _recorded(key, value) and key not in inputs and not _same(value, found):
-                text = f"its settings have {key} = {found or 'none'}, expected {value}"
+            recorded = run.settings.get(key, run.settings.get(f"{key}.class_path"))
+            if _recorded(key, value) and key not in inputs and not _same(value, recorded):
+                text = f"its settings have {key} = {recorded or 'none'}, expected {value}"
                 yield Problem(f"{run.file}: {text}", serious=True, kind=f"ignored {key}")
 
 
 def _unplanned(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """A problem that names the settings in which runs differ although the plan does not change them."""
-    arms, told = by_arm(runs), []
+    arms, differing = by_arm(runs), []
     settings = {run: _settings(run) for run in runs}
     for key in sorted({key for own in settings.values() for key in own}):
         values = {label: sorted({settings[run].get(key, "none") for run in own}) for label, own in arms}
         if not _changes(plan, key) and len({value for own in values.values() for value in own}) > 1:
-            told.append(f"{key} ({listed(values)})")
-    if told:
-        more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-        text = f"the runs differ in settings that the plan does not change: {', '.join(told[:_NAMED])}{more}"
+            differing.append(f"{key} ({listed(values)})")
+    if differing:
+        more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+        names = ", ".join(differing[:_NAMED]) + more
+        text = f"the runs differ in settings that the plan does not change: {names}"
         yield Problem(f"{text}; run them again as planned, or plan arms that differ so", serious=True)
 
 
@@ -86,11 +87,11 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _evaluated_otherwise(grid: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
     """Settings of the evaluation in which the runs of a pair differ, even if they are planned to."""
-    plan, told = locked.plan, {plain_key(key) for arm in locked.arms.values() for key in arm.evaluation}
+    plan, planned = locked.plan, {plain_key(key) for arm in locked.arms.values() for key in arm.evaluation}
     changed = {key for own in plan.grid.arms.values() for key in own}
     pairs = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate))
     for key in schema.EVALUATED_WITH:
-        for runs in pairs.values() if key not in told and _changes(plan, key) else ():
+        for runs in pairs.values() if key not in planned and _changes(plan, key) else ():
             values = {run.point.arm: run.settings.get(key) for run in runs}
             # A module may lack a setting; of a setting that an arm changes, none is the default
             known = {value for value in values.values() if value is not None or key in changed}
@@ -109,15 +110,15 @@ def _other_rows(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 
     for split, what in _SPLITS.items():
         for runs in grouped(grid, settings).values():
-            found: dict[str, list[Run]] = {}
+            runs_by_rows: dict[str, list[Run]] = {}
             for run in runs:
-                found.setdefault(run.rows.get(split, ""), []).append(run)
-            if len(found) > 1:
-                told = "; ".join(
+                runs_by_rows.setdefault(run.rows.get(split, ""), []).append(run)
+            if len(runs_by_rows) > 1:
+                listing = "; ".join(
                     f"{', '.join(sorted({run.point.arm for run in own}))} {rows[:12] or 'unknown ones'}"
-                    for rows, own in sorted(found.items())
+                    for rows, own in sorted(runs_by_rows.items())
                 )
-                text = f"runs with the same settings of the data were {what} on other rows: {told}"
+                text = f"runs with the same settings of the data were {what} on other rows: {listing}"
                 yield Problem(f"{text} (SHA-256); run them again on the same data", serious=True)
 
 
@@ -128,18 +129,18 @@ def _changes(plan: Plan, key: str) -> bool:
     arms = [key for own in grid.arms.values() for key in own]
     changed = [BETA, *arms, *blocks, *([plan.tuning.key] if plan.tuning else [])]
     places = {each.removesuffix(".class_path") for each in changed}
-    return any(key == place or key.startswith(f"{place}.") for place in places)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in places)
 
 
 def _leaves(overrides: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The plain values of overrides by plain key; a value replaces what earlier ones set below its key."""
-    found = dict(before or {})
+    leaves = dict(before or {})
     for key, value in overrides.items():
         for whole, leaf in sorted(flat({key: value}), key=lambda pair: not pair[0].endswith("class_path")):
             place = plain_key(whole).removesuffix(".class_path")
-            found = {old: kept for old, kept in found.items() if not old.startswith(f"{place}.")}
-            found[place] = leaf
-    return found
+            leaves = {old: kept for old, kept in leaves.items() if not old.startswith(f"{place}.")}
+            leaves[place] = leaf
+    return leaves
 
 
 def _recorded(key: str, value: Any) -> bool:
@@ -150,14 +151,14 @@ def _recorded(key: str, value: Any) -> bool:
     return known and plain and not str(value).startswith(LOCAL_PATHS)
 
 
-def _same(expected: Any, found: str | None) -> bool:
+def _same(expected: Any, recorded: str | None) -> bool:
     """Whether a recorded value is the planned one, whatever the notation of numbers and classes."""
-    if found is None:
+    if recorded is None:
         return False
     try:
-        return float(expected) == float(found)
+        return float(expected) == float(recorded)
     except ValueError:
-        one, other = str(expected).casefold(), found.casefold()
+        one, other = str(expected).casefold(), recorded.casefold()
         if f"{one}.{other}".replace(".", "").isidentifier():  # a class may be given with its package
             one, other = one.rpartition(".")[2], other.rpartition(".")[2]
         return one == other

@@ -63,12 +63,12 @@ def _copies(runs: Sequence[Run]) -> Iterator[Problem]:
     traces = {run.cell.id: _trace(run) for run in runs}
     for same in grouped(runs, lambda run: traces[run.cell.id][0]).values():
         values = np.array([traces[run.cell.id][1] for run in same])
-        for place in range(1, len(same)):
-            shares = (values[:place] == values[place]).mean(axis=1)
+        for index in range(1, len(same)):
+            shares = (values[:index] == values[index]).mean(axis=1)
             first = int(shares.argmax())
-            alike = same[place].cell.seed == same[first].cell.seed and same[place].cell.point is None
+            alike = same[index].cell.seed == same[first].cell.seed and same[index].cell.point is None
             if shares[first] >= _COPIED and not alike:
-                yield _copy(same[place], same[first], shares[first], values.shape[1])
+                yield _copy(same[index], same[first], shares[first], values.shape[1])
 
 
 def _copy(run: Run, other: Run, share: float, total: int) -> Problem:
@@ -146,8 +146,8 @@ def _other_starts(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
             starts = {run.point.arm: run.first(key) for run in runs}
             if not _alike([*starts.values()], runs[0].first(f"{key}_se") or 0.0):
                 each = ", ".join(f"{arm} {'none' if v is None else f'{v:g}'}" for arm, v in starts.items())
-                place = f"β = {runs[0].point.beta:g}, replicate {runs[0].point.replicate}"
-                text = f"the {key} before the first step differs between arms, at {place}: {each}"
+                where = f"β = {runs[0].point.beta:g}, replicate {runs[0].point.replicate}"
+                text = f"the {key} before the first step differs between arms, at {where}: {each}"
                 why = "one policy was evaluated in several ways, or on several data"
                 yield Problem(f"{text}; {why}", serious=True, kind=f"{key} of the start")
 

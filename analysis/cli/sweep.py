@@ -182,8 +182,8 @@ def sweep_command(arguments: argparse.Namespace) -> int:
 def _check_launcher(arguments: argparse.Namespace) -> None:
     """Check the options of the launcher, before the plan is examined."""
     for option, launcher in (("address", "ray"), ("slurm", "slurm")):
-        if (given := getattr(arguments, option)) and arguments.launcher != launcher:
-            raise ConfigurationError(f"--{option} {given} needs --launcher {launcher}")
+        if (value := getattr(arguments, option)) and arguments.launcher != launcher:
+            raise ConfigurationError(f"--{option} {value} needs --launcher {launcher}")
     launcher_of(arguments.launcher)
 
 

@@ -82,10 +82,10 @@ def expand(plan: Plan) -> Expansion:
     ids: dict[str, str] = {}
     cells: list[Cell] = []
 
-    def add(stage: str, place: Point | Trial | None, tuned_by: str = "") -> None:
+    def add(stage: str, point: Point | Trial | None, tuned_by: str = "") -> None:
         own = {**surroundings, "threads": plan.threads_of(stage)}
         identity = {"config": hashed[stage], "environment": own}
-        cells.append(_cell(plan, stage, place, configs[stage], ids, identity, tuned_by))
+        cells.append(_cell(plan, stage, point, configs[stage], ids, identity, tuned_by))
         with concerning(f"stages.{stage}"):
             processes_of(cells[-1])
 
@@ -114,8 +114,8 @@ def _check_blocks(plan: Plan) -> None:
     """Raise an error for two blocks whose files have the same content under other names."""
     blocks = plan.grid.blocks.items()
     contents = {label: {**with_contents(block.overrides), **block.inputs} for label, block in blocks}
-    for (one, ours), (other, theirs) in combinations(contents.items(), 2):
-        if ours == theirs:
+    for (one, first), (other, second) in combinations(contents.items(), 2):
+        if first == second:
             text = f"{one} and {other} name files with the same content; blocks differ in what they share"
             raise ConfigurationError(text, key="grid.blocks")
 

@@ -40,14 +40,14 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
         if cell.trial is not None:  # as in the grid, but for the rate
             continue
         block = plan.grid.block_of(cell.point.replicate) if cell.point else ""
-        place = f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
-        first.setdefault((place, block, json.dumps(cell.overrides, sort_keys=True)), cell)
+        setting = f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
+        first.setdefault((setting, block, json.dumps(cell.overrides, sort_keys=True)), cell)
     answers: dict[tuple[str, str], dict[str, Any]] = {}
-    for (place, block, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
-        if place.startswith("grid.") and answer.get("evaluation", {}).get(schema.LIMIT_VAL_BATCHES) == 0:
+    for (setting, block, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
+        if setting.startswith("grid.") and answer.get("evaluation", {}).get(schema.LIMIT_VAL_BATCHES) == 0:
             answer = {"error": f"{schema.LIMIT_VAL_BATCHES}: must not be 0, as evaluations are the results"}
-        if "error" in answer or (place, block) not in answers:
-            answers[place, block] = answer
+        if "error" in answer or (setting, block) not in answers:
+            answers[setting, block] = answer
     _refuse(plan, {where: answer["error"] for where, answer in answers.items() if "error" in answer})
     block = plan.grid.block_of(0)
     arms = {label: answers[f"grid.arms.{label}", block] for label in plan.grid.arms}
@@ -64,15 +64,15 @@ def _refuse(plan: Plan, errors: Mapping[tuple[str, str], str]) -> None:
     """Raise the first error; one of every arm is an error of the block, or of what all blocks share."""
     if not errors:
         return
-    (place, block), error = next(iter(errors.items()))
+    (setting, block), error = next(iter(errors.items()))
     alike = {where for where, other in errors.items() if other == error}
     arms = [f"grid.arms.{label}" for label in plan.grid.arms]
     everywhere = {*product(arms, plan.grid.blocks or [""])}
     if len(everywhere) > 1 and everywhere <= alike:
-        place = f"stages.{list(plan.stages)[-1]}"
+        setting = f"stages.{list(plan.stages)[-1]}"
     elif block and {*product(arms, [block])} <= alike:
-        place = f"grid.blocks.{block}"
-    raise ConfigurationError(error, key=place)
+        setting = f"grid.blocks.{block}"
+    raise ConfigurationError(error, key=setting)
 
 
 def _arm(answer: Mapping[str, Any], control: Mapping[str, Any]) -> Arm:

@@ -42,20 +42,20 @@ def import_closure(modules: Iterable[str]) -> dict[str, Path]:
     """
     waiting = list(modules)
     roots = {name: package_root(name) for name in (*OWN, *(name.partition(".")[0] for name in waiting))}
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     while waiting:
         name = waiting.pop()
         path = _file(roots.get(name.partition(".")[0]), name.split(".")[1:])
-        if path is None or name in found:
+        if path is None or name in paths:
             continue
-        found[name] = path
+        paths[name] = path
         above = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
         waiting.append(name.rpartition(".")[0])
         for level, module, names in parsed(path.read_bytes())[1]:
             parents = above[: len(above) - level + 1] if level else []
             start = ".".join([*parents, *filter(None, [module])])
             waiting += [start, *(f"{start}.{each}" for each in names)]  # some are of objects inside a module
-    return found
+    return paths
 
 
 def package_root(package: str) -> Path | None:
@@ -183,15 +183,15 @@ def spelled_key(config: Any, key: str) -> str:
         >>> spelled_key({"model": model, "kl": {"estimator": "MC"}}, "model.learning_rate")
         'model.init_args.learning_rate'
     """
-    node, found = config, list[str]()
+    node, spelled = config, list[str]()
     for part in key.split("."):
         is_class = isinstance(node, Mapping) and ("class_path" in node or "init_args" in node)
         if is_class and part not in ("class_path", "init_args", "dict_kwargs"):
-            found.append("init_args")
+            spelled.append("init_args")
             node = node.get("init_args")
-        found.append(part)
+        spelled.append(part)
         node = node.get(part) if isinstance(node, Mapping) else None
-    return ".".join(found)
+    return ".".join(spelled)
 
 
 def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[str, Any]:

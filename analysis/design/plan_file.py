@@ -68,9 +68,9 @@ def read_checked(
         assert isinstance(content, dict)
         if interpolated:
             content = _interpolated(content)
-        found = made(**{str(key): value for key, value in content.items()})
-        check(found)
-        return found
+        document = made(**{str(key): value for key, value in content.items()})
+        check(document)
+        return document
     except OmegaConfBaseException as error:
         reason, key = str(error).partition("\n")[0], f"{error.full_key}: " if error.full_key else ""
         raise ConfigurationError(f"{path}: {key}{reason}") from None
@@ -83,9 +83,9 @@ def read_checked(
 
 def _interpolated(content: dict[Any, Any]) -> dict[Any, Any]:
     """The content of a plan with `${...}` resolved, but nothing of the environment in what is published."""
-    found = with_environment_unread(content)
-    for key, value in flat(found):
+    config = with_environment_unread(content)
+    for key, value in flat(config):
         if key != DIRECTORY and environment_names(value):
             text = f"{value} is read in configurations and in `{DIRECTORY}` only, as plans are published"
             raise ConfigurationError(text, key=key)
-    return with_environment_read(found)
+    return with_environment_read(config)

@@ -30,8 +30,8 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
             found[trial.arm, trial.replicate, trial.rate].append(run.decisive(plan.primary.outcome))
     betas, rates = len(plan.grid.beta), sorted(plan.tuning.rates)
 
-    def mean(place: tuple[str, int, float]) -> float:
-        values = found.get(place, [])
+    def mean(point: tuple[str, int, float]) -> float:
+        values = found.get(point, [])
         return sum(values) / betas if len(values) == betas else math.nan
 
     return {

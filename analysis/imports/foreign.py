@@ -108,14 +108,14 @@ def _add_row(
     known: Mapping[str, Any],
     named: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    found = {name: row.values[column] for name, column in columns.items() if column in row.values}
-    metrics = {name: _number(row, columns[name], found[name]) for name in METRICS if name in found}
+    cells = {name: row.values[column] for name, column in columns.items() if column in row.values}
+    metrics = {name: _number(row, columns[name], cells[name]) for name in METRICS if name in cells}
     if not metrics and "step" in columns:
         return  # other software logs other things in rows of their own
     for name in METRICS:
         if name not in metrics and "step" not in columns:
             raise ConfigurationError(f"{row.place}: has no {columns[name]}; a number is expected")
-    run, step = _run(runs, row, {**found, **known}, named), _step(row, columns, found)
+    run, step = _run(runs, row, {**cells, **known}, named), _step(row, columns, cells)
     run.repeated += all(step in run.curves[name] for name in metrics)
     for name, value in metrics.items():
         before = run.curves[name].setdefault(step, value)
@@ -124,21 +124,21 @@ def _add_row(
             raise ConfigurationError(f"{row.place}: another {name} of {run} than at {run.place}{hint}")
 
 
-def _run(runs: Runs, row: Row, found: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> LoggedRun:
-    if "run" in found:
-        name = _label(row, "run", found["run"])
+def _run(runs: Runs, row: Row, cells: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> LoggedRun:
+    if "run" in cells:
+        name = _label(row, "run", cells["run"])
         if name not in named:
             raise ConfigurationError(f"{row.place}: the run {name!r} is not among the mapping's `runs`")
-        found = {**found, **named[name]}
+        cells = {**cells, **named[name]}
     for name in COORDINATES:
-        if name not in found:
+        if name not in cells:
             text = f"{name} is unknown: neither a column nor the name of the file or run has it"
             raise ConfigurationError(f"{row.place}: {text}")
-    beta = _number(row, "beta", found["beta"])
+    beta = _number(row, "beta", cells["beta"])
     if not (math.isfinite(beta) and beta >= 0):
-        raise ConfigurationError(f"{row.place}: beta is {found['beta']!r}; a number >= 0 is expected")
-    arm, replicate = (_label(row, name, found[name]) for name in ("arm", "replicate"))
-    label = _label(row, "seed", found.get("seed", replicate))
+        raise ConfigurationError(f"{row.place}: beta is {cells['beta']!r}; a number >= 0 is expected")
+    arm, replicate = (_label(row, name, cells[name]) for name in ("arm", "replicate"))
+    label = _label(row, "seed", cells.get("seed", replicate))
     number = label.isdecimal() and int(label) < _LARGEST_SEED
     seed = int(label) if number else int.from_bytes(hashlib.sha256(label.encode()).digest()[:6], "big")
     return runs.setdefault((arm, beta, replicate), LoggedRun(arm, beta, replicate, seed, row.place))
@@ -235,15 +235,15 @@ def _label(row: Row, name: str, value: Any) -> str:
     return label
 
 
-def _step(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> int:
+def _step(row: Row, columns: Mapping[str, str], cells: Mapping[str, Any]) -> int:
     if "step" not in columns:
         return 0
-    if "step" not in found:
+    if "step" not in cells:
         raise ConfigurationError(f"{row.place}: has no {columns['step']} (step)")
-    step = _number(row, columns["step"], found["step"])
+    step = _number(row, columns["step"], cells["step"])
     if not (step.is_integer() and step >= 0):
         raise ConfigurationError(
-            f"{row.place}: {columns['step']} is {found['step']!r}; an integer >= 0 is expected"
+            f"{row.place}: {columns['step']} is {cells['step']!r}; an integer >= 0 is expected"
         )
     return int(step)
 

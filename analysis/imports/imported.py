@@ -79,11 +79,11 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> None:
         **({} if mapping.incomplete == "withhold" else {"incomplete": mapping.incomplete}),
         **({"repeated_rows": repeated} if (repeated := sum(run.repeated for run in runs)) else {}),
     }
-    cells = {place: _cell(plan, place, placed, origin) for place in plan.places}
+    cells = {point: _cell(plan, point, placed, origin) for point in plan.places}
     content = {"plan": plan.record(), IMPORTED: origin}
     documents = {output / layout.PLAN: lock_document(plan, content, list(cells.values()))}
-    for place, run in placed.items():
-        documents[layout.result_path(output, cells[place].id)] = encode_result(_result(cells[place], run))
+    for point, run in placed.items():
+        documents[layout.result_path(output, cells[point].id)] = encode_result(_result(cells[point], run))
     _write(output, documents)
 
 
@@ -120,16 +120,16 @@ def _replicates(runs: Sequence[LoggedRun]) -> dict[tuple[float, str], int]:
     everywhere = set().union(*names.values())
     apart = sum(map(len, names.values())) == len(everywhere)
 
-    found: dict[tuple[float, str], int] = {}
+    indices: dict[tuple[float, str], int] = {}
     for beta, own in names.items():
         # Numbers first, by value
         ordered = sorted(
             own if apart else everywhere,
             key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
         )
-        place = {name: index for index, name in enumerate(ordered)}
-        found |= {(beta, name): place[name] for name in own}
-    return found
+        position = {name: index for index, name in enumerate(ordered)}
+        indices |= {(beta, name): position[name] for name in own}
+    return indices
 
 
 def _cell(plan: Plan, place: Place, placed: dict[Place, LoggedRun], origin: dict[str, Any]) -> Cell:

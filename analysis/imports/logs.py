@@ -42,10 +42,10 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     try:
         text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
-        for place, content in _contents(path, text):
+        for where, content in _contents(path, text):
             if not isinstance(content, dict):
-                raise ConfigurationError(f"{place}: a mapping of columns to values is expected")
-            rows.append(Row(place, {key: value for key, value in flat(content) if value not in (None, "")}))
+                raise ConfigurationError(f"{where}: a mapping of columns to values is expected")
+            rows.append(Row(where, {key: value for key, value in flat(content) if value not in (None, "")}))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -64,7 +64,7 @@ def _contents(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     elif path.suffix == ".jsonl":
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                yield (place := f"{path}: line {number}"), _parsed(place, line)
+                yield (where := f"{path}: line {number}"), _parsed(where, line)
     else:
         content = _parsed(str(path), text)
         rows = content.get(HISTORY) if isinstance(content, dict) else content
@@ -83,16 +83,16 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, str]]]:
             if header.count(name) > 1:
                 raise ConfigurationError(f"{path}: has the column {name!r} more than once")
         for fields in filled:
-            place = f"{path}: line {reader.line_num}"
+            where = f"{path}: line {reader.line_num}"
             if len(fields) != len(header):
-                raise ConfigurationError(f"{place}: has {len(fields)} fields, the header {len(header)}")
-            yield place, dict(zip(header, fields, strict=True))
+                raise ConfigurationError(f"{where}: has {len(fields)} fields, the header {len(header)}")
+            yield where, dict(zip(header, fields, strict=True))
     except csv.Error as error:
         raise ConfigurationError(f"{path}: line {reader.line_num}: {error}") from None
 
 
-def _parsed(place: str, text: str) -> Any:
+def _parsed(where: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{place}: is not JSON ({error})") from None
+        raise ConfigurationError(f"{where}: is not JSON ({error})") from None

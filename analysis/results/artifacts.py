@@ -20,11 +20,11 @@ _OPEN = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=
 
 def array(values: Any, shape: tuple[int, ...] | None, name: str, *, finite: bool = True) -> FloatArray:
     """Nested lists of numbers as an array; a ValueError names those of another shape or not finite."""
-    found = np.array(values, dtype=np.float64)
-    if shape not in (None, found.shape) or not (np.isfinite(found) | (not finite)).all():
+    result = np.array(values, dtype=np.float64)
+    if shape not in (None, result.shape) or not (np.isfinite(result) | (not finite)).all():
         expected = "finite numbers" if shape is None else f"finite numbers of shape {shape}"
-        raise ValueError(f"{name} has shape {found.shape}, expected {expected}")
-    return found
+        raise ValueError(f"{name} has shape {result.shape}, expected {expected}")
+    return result
 
 
 def _triangle(rows: Any) -> FloatArray:

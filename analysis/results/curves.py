@@ -41,14 +41,14 @@ def _points(text: str) -> dict[str, dict[int, float | None]]:
     """The curves of one attempt: metric -> step -> value."""
     # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
     rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines(keepends=True))
-    found: dict[str, dict[int, float | None]] = {}
+    curves: dict[str, dict[int, float | None]] = {}
     for row in rows:
         for name, value in row.items():
             if name.startswith(_CURVES) and value:
                 rounded = float(f"{float(value):.{_DIGITS}g}")
-                points = found.setdefault(name, {})
+                points = curves.setdefault(name, {})
                 points[int(row[schema.STEP])] = rounded if math.isfinite(rounded) else None
-    return found
+    return curves
 
 
 def last_completions(run: Path) -> list[dict[str, str]]:
@@ -64,7 +64,7 @@ def last_completions(run: Path) -> list[dict[str, str]]:
 
 
 def _attempt(path: Path) -> int:
-    found = re.findall(r"attempt_(\d+)", str(path))
-    if not found:
+    numbers = re.findall(r"attempt_(\d+)", str(path))
+    if not numbers:
         raise ConfigurationError(f"{path}: must have the number of its attempt, attempt_N, in its path")
-    return int(found[-1])
+    return int(numbers[-1])

@@ -227,10 +227,10 @@ class Plan:
         """The stages from which every run of the grid starts, directly or indirectly."""
         shared = set(self.stages)
         for replicate in range(max(1, len(self.grid.blocks))):
-            found = {*self.inputs(replicate).values()}
+            starts = {*self.inputs(replicate).values()}
             for name in reversed(self.stages):
-                found |= {*self.stages[name].inputs.values()} if name in found else set()
-            shared &= found
+                starts |= {*self.stages[name].inputs.values()} if name in starts else set()
+            shared &= starts
         return [name for name in self.stages if name in shared]
 
     def stage_of(self, name: str) -> Stage:
@@ -242,15 +242,15 @@ class Plan:
         """Threads that each process of a stage's cells computes with."""
         return self.stage_of(stage).threads or self.threads
 
-    def overrides(self, place: Point | Trial) -> dict[str, Any]:
+    def overrides(self, point: Point | Trial) -> dict[str, Any]:
         """Configuration key -> the value that block, arm and rate give a run of the last stage."""
-        own = self.grid.overrides(place.arm, place.beta_index)
-        rate = {self.tuning.key: place.rate} if self.tuning and isinstance(place, Trial) else {}
-        return {**self.grid.block(place.replicate).overrides, **own, **rate}
+        own = self.grid.overrides(point.arm, point.beta_index)
+        rate = {self.tuning.key: point.rate} if self.tuning and isinstance(point, Trial) else {}
+        return {**self.grid.block(point.replicate).overrides, **own, **rate}
 
-    def title(self, place: tuple[str, int, int]) -> str:
+    def title(self, point: tuple[str, int, int]) -> str:
         """The name of a run of the grid on a page."""
-        arm, index, replicate = place
+        arm, index, replicate = point
         return f"{arm}, β = {self.grid.beta[index]:g}, replicate {replicate}"
 
     def inputs(self, replicate: int) -> dict[str, str]:

@@ -42,11 +42,11 @@ def _bounded(value: float) -> float:
 
 
 def _values(values: Any) -> npt.NDArray[np.float64]:
-    found = np.array(values, dtype=np.float64)
-    if found.ndim != 1:
+    result = np.array(values, dtype=np.float64)
+    if result.ndim != 1:
         raise ValueError("a list of numbers")
-    _bounded(float(np.nanmax(np.abs(found), initial=0.0)))
-    return found
+    _bounded(float(np.nanmax(np.abs(result), initial=0.0)))
+    return result
 
 
 Value = Annotated[
@@ -125,8 +125,8 @@ class Cell:
     def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
         """Create a cell from its written form; one of `MALFORMED` if it is none."""
         rest = {key: value for key, value in record.items() if key not in (*Point._fields, "id")}
-        place: Any = {name: record[name] for name in Point._fields}
-        return cls(id=cell_id, point=None if {*place.values()} == {None} else place, **rest)
+        point: Any = {name: record[name] for name in Point._fields}
+        return cls(id=cell_id, point=None if {*point.values()} == {None} else point, **rest)
 
 
 @dataclass(frozen=True, eq=False, config=WITH_NAN)

@@ -88,8 +88,8 @@ def _check_multiple(grid: Grid, key: str, replicates: int) -> None:
 def _check_different(key: str, items: Mapping[Any, object]) -> None:
     """Require at least one item, and that no two are equal; blocks are optional."""
     require(bool(items) or key == "grid.blocks", key, items, "at least one is expected")
-    for (one, ours), (other, theirs) in combinations(items.items(), 2):
-        require(ours != theirs, f"{key}.{other}", theirs, f"{one} is the same")
+    for (one, first), (other, second) in combinations(items.items(), 2):
+        require(first != second, f"{key}.{other}", second, f"{one} is the same")
 
 
 def _check_arms(grid: Grid, inputs: Mapping[str, str]) -> None:
@@ -97,37 +97,37 @@ def _check_arms(grid: Grid, inputs: Mapping[str, str]) -> None:
     indices = [str(index) for index in grid.beta]
     for label, overrides in grid.arms.items():
         for key, value in overrides.items():
-            place = f"grid.arms.{label}.{key}"
-            _check_override(place, key, value, {**RESERVED, **inputs})
+            setting = f"grid.arms.{label}.{key}"
+            _check_override(setting, key, value, {**RESERVED, **inputs})
             if (values := by_beta(value)) is not None:
-                require({*values} == {*indices}, place, value, f"a value for each of {', '.join(indices)}")
+                require({*values} == {*indices}, setting, value, f"a value for each of {', '.join(indices)}")
                 estimator = f"{key}.".startswith(f"{ESTIMATOR}.")
-                require(not estimator, place, value, "an arm has the same estimator at every beta")
+                require(not estimator, setting, value, "an arm has the same estimator at every beta")
 
 
-def _check_override(place: str, key: str, value: Any, taken: Mapping[str, str]) -> None:
+def _check_override(setting: str, key: str, value: Any, taken: Mapping[str, str]) -> None:
     """Check the value of a configuration key, and that nothing else sets it: `taken` is key -> what does."""
-    require(key not in taken, place, value, taken.get(key, ""))
+    require(key not in taken, setting, value, taken.get(key, ""))
     try:
         canonical(value)
     except ValueError:
-        require(False, place, value, "plain values, lists and mappings are expected")
+        require(False, setting, value, "plain values, lists and mappings are expected")
 
 
 def _check_block(plan: Plan, label: str) -> None:
-    grid, block, place = plan.grid, plan.grid.blocks[label], f"grid.blocks.{label}"
+    grid, block, setting = plan.grid, plan.grid.blocks[label], f"grid.blocks.{label}"
     last, stage = [*plan.stages.items()][-1]
     above = [name for name in plan.stages if name != last and plan.stages[name].trains]
     arms = {key: f"grid.arms.{arm} sets it" for arm in grid.arms for key in grid.arms[arm]}
     set_there = dict.fromkeys(stage.overrides, f"stages.{last}.overrides sets it")
     for key, source in block.inputs.items():
-        one_of(f"{place}.inputs.{key}", source, above)
-        _check_override(f"{place}.inputs.{key}", key, source, RESERVED | arms | set_there)
+        one_of(f"{setting}.inputs.{key}", source, above)
+        _check_override(f"{setting}.inputs.{key}", key, source, RESERVED | arms | set_there)
     inputs = dict.fromkeys({**stage.inputs, **block.inputs}, "an input sets it")
     for key, value in block.overrides.items():
         at_each = "only the values of an arm can differ between betas"
-        require(by_beta(value) is None, f"{place}.overrides.{key}", value, at_each)
-        _check_override(f"{place}.overrides.{key}", key, value, RESERVED | arms | inputs)
+        require(by_beta(value) is None, f"{setting}.overrides.{key}", value, at_each)
+        _check_override(f"{setting}.overrides.{key}", key, value, RESERVED | arms | inputs)
 
 
 def _check_tuning(plan: Plan, tuning: Tuning) -> None:
@@ -138,6 +138,6 @@ def _check_tuning(plan: Plan, tuning: Tuning) -> None:
     changed = {f"grid.arms.{label}": overrides for label, overrides in plan.grid.arms.items()}
     blocks = plan.grid.blocks.items()
     changed |= {f"grid.blocks.{label}.overrides": block.overrides for label, block in blocks}
-    for place, overrides in changed.items():
+    for setting, overrides in changed.items():
         for name, value in overrides.items():
-            require(name != tuning.key, f"{place}.{name}", value, "tuning chooses it")
+            require(name != tuning.key, f"{setting}.{name}", value, "tuning chooses it")

@@ -171,8 +171,8 @@ def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
     rest = raw.replace(f'"{CHECKSUM}":"{checksum}",'.encode(), b"", 1)
     if hashlib.sha256(rest).hexdigest() != checksum:
         raise DamagedFileError(f"{path}: {_CHANGED}")
-    if (found := content.get("schema")) != RESULT_SCHEMA:
-        raise DamagedFileError(f"{path}: has schema {found!r}; this version reads {RESULT_SCHEMA}")
+    if (version := content.get("schema")) != RESULT_SCHEMA:
+        raise DamagedFileError(f"{path}: has schema {version!r}; this version reads {RESULT_SCHEMA}")
     if line is None and content.get("id") != path.stem:
         raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
     return dict(content)
@@ -190,11 +190,11 @@ def has_archive(directory: Path) -> bool:
         ConfigurationError: If there are single results beside it, or it is there twice.
     """
     path = archive_path(directory)
-    found = os.path.lexists(path)
-    if found and layout.result_paths(directory):
+    exists = os.path.lexists(path)
+    if exists and layout.result_paths(directory):
         both = f"{path.name} and {layout.RESULTS}/"
         raise ConfigurationError(f"{directory}: has both {both}; remove one of the two")
-    return found
+    return exists
 
 
 def archive_lines(directory: Path) -> Iterator[tuple[Path, bytes]]:

@@ -78,7 +78,7 @@ class Sweep:
         """Planned places with neither a result nor a recorded failure, which have still to be run."""
         cells = [one.cell for one in (*self.runs, *self.left_out)] + [one.cell for one in self.failures]
         known = {cell.place for cell in cells} | set(self.lost)
-        return [place for place in self.plan.places if place not in known]
+        return [point for point in self.plan.places if point not in known]
 
     @property
     def invalid(self) -> list[str]:
@@ -103,7 +103,7 @@ def read_sweep(directory: Path) -> Sweep:
     published = {run.cell.id for run in runs}
     failures = _planned(failed, locked, layout.FAILED, problems)
     seconds = _seconds(directory, published, problems)
-    order = {place: i for i, place in enumerate(locked.plan.places)}
+    order = {point: i for i, point in enumerate(locked.plan.places)}
     runs.sort(key=lambda run: (order.get(run.cell.place or ("", 0, 0), -1), run.cell.id))
     lost = tuple(failure for failure in failures if failure.cell.id not in published)
     return Sweep(directory, locked.plan, locked, tuple(runs), lost, problems, seconds)
@@ -132,8 +132,8 @@ def _read_all(
     problems: list[Problem],
 ) -> Iterator[Record]:
     """Read files, or the lines of an archive, each with its place."""
-    for place in places:
-        path, raw = place if isinstance(place, tuple) else (place, None)
+    for source in places:
+        path, raw = source if isinstance(source, tuple) else (source, None)
         try:
             yield read(path, raw)
         except (DamagedFileError, OSError) as error:
@@ -151,11 +151,14 @@ def _planned(
 ) -> Iterator[Record]:
     """The runs or failures that match the plan, with its cells, and a problem for each other one."""
     for record in records:
-        found = _difference(record.cell, locked)
-        if found is None:
+        difference = _difference(record.cell, locked)
+        if difference is None:
             yield replace(record, cell=locked.cells[record.cell.id])
         else:
-            text, kind = f"{folder}/{record.cell.id}.json: {found}", f"{folder}: {found.partition(' is ')[0]}"
+            text, kind = (
+                f"{folder}/{record.cell.id}.json: {difference}",
+                f"{folder}: {difference.partition(' is ')[0]}",
+            )
             problems.append(Problem(text, serious=folder == layout.RESULTS, kind=kind))
 
 
@@ -164,10 +167,10 @@ def _difference(cell: Cell, locked: LockedPlan) -> str | None:
     planned = locked.cells.get(cell.id)
     if planned is None:
         return "its id is not in the plan"
-    theirs = planned.record()
+    expected = planned.record()
     for key, value in cell.record().items():
-        if key != "arm" and value != theirs[key]:  # an arm may have been renamed
-            return f"its {key} is {value!r}, the plan has {theirs[key]!r}"
+        if key != "arm" and value != expected[key]:  # an arm may have been renamed
+            return f"its {key} is {value!r}, the plan has {expected[key]!r}"
     return None
 
 

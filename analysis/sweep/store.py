@@ -205,12 +205,12 @@ class Store:
 
     def link(self, name: str, cell_id: str) -> None:
         """Link DIRECTORY/name to the run directory of a cell, unless something else has that name."""
-        place = self.directory / name
-        if place.exists() and not place.is_symlink():
+        target = self.directory / name
+        if target.exists() and not target.is_symlink():
             return
         partial = self.directory / f".{name}.{secrets.token_hex(8)}"
         partial.symlink_to(self.workdir(cell_id).relative_to(self.directory), target_is_directory=True)
-        partial.replace(place)
+        partial.replace(target)
 
     def tidy(self) -> None:
         """Remove leftovers of killed processes: temporary files, and failures of cells that have a result."""

@@ -35,8 +35,8 @@ class EvaluationMonitor(L.Callback, ABC):
         """Check that module and command evaluate completions."""
         name = f"trainer.callbacks: {type(self).__name__}"
         if not isinstance(pl_module, RegularisedModule):
-            given = type(pl_module).__name__
-            raise ConfigurationError(f"{name} needs completions, but the evaluation of {given} has none")
+            module = type(pl_module).__name__
+            raise ConfigurationError(f"{name} needs completions, but the evaluation of {module} has none")
         if stage == "predict":
             raise ConfigurationError(f"{name} needs an evaluation, but predict has none")
 

@@ -92,7 +92,7 @@ class KLEstimatorCallback(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Install the estimator, once, and the weight of the KL."""
         name, unread = type(pl_module).__name__, unread_settings(type(pl_module))
-        ignored = [key for key in unread if any(given.startswith(key) for given in self.chosen)]
+        ignored = [key for key in unread if any(setting.startswith(key) for setting in self.chosen)]
         if stage == "fit" and ignored:
             pl_module.print(f"{name} uses no KL estimator; ignored: {', '.join(ignored)}")
         if not isinstance(pl_module, OnPolicyModule):

@@ -124,8 +124,8 @@ def _gradient(label: str, verdict: GradientIdentity) -> list[str]:
             ways = [shown for i, shown in enumerate(map(_size, verdict.levels)) if i in verdict.agrees_at]
             lines.append(f"  {verdict.nearly} only with {'; '.join(ways)}: is a part clamped or left out?")
         return lines
-    name, _, given = verdict.name.partition(" (")
-    meaning = MEANING[name] + (", on prefixes of the policy that generated" if given else "")
+    name, _, condition = verdict.name.partition(" (")
+    meaning = MEANING[name] + (", on prefixes of the policy that generated" if condition else "")
     lines = [f"{label}: {name}, {meaning}"]
     if verdict.scale and abs(verdict.scale - 1) > TOLERANCE:
         sign = " with the WRONG SIGN" if verdict.scale < 0 else ""

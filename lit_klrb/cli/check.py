@@ -237,8 +237,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     """What would be trained, for a reader: model, rows, first row, estimator, time."""
     models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
     weights = [answer["dtypes"]] if answer["dtypes"] else []
-    shown, estimator, given = answer["rows"], answer["estimator"], answer["prompts"]
-    data, size = [given[key] for key in DATA if key in given], given.get("batch_size")
+    shown, estimator, prompts = answer["rows"], answer["estimator"], answer["prompts"]
+    data, size = [prompts[key] for key in DATA if key in prompts], prompts.get("batch_size")
     if size and answer["processes"] > 1:
         size = f"{answer['processes']} x {size}"
     about = f"none, as {answer['module']} uses none"

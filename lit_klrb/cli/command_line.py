@@ -141,15 +141,15 @@ def prefer_given_model(words: Sequence[str], arguments: MutableMapping[str, Any]
     """Drop the new weights among a module's arguments, from a file, where an option names a model."""
     set_by_option = {".".join(option_key(word).split(".")[:2]) for word in words}
     for setting, paths in NEW_WEIGHTS.items():
-        given = [path for path in paths if arguments.get(path) is not None]
-        named = set_by_option & {f"model.{path}" for path in given}
+        set_paths = [path for path in paths if arguments.get(path) is not None]
+        named = set_by_option & {f"model.{path}" for path in set_paths}
         if named and arguments.get(setting) is not None and f"model.{setting}" not in set_by_option:
             arguments[setting] = None
 
 
-def default_options(given: dict[str, Any], module: object) -> tuple[str, ...]:
+def default_options(settings: dict[str, Any], module: object) -> tuple[str, ...]:
     """Options with the default estimator of a module's class, if that is another one than the parser's."""
-    named = given.get("kl") or given.get("kl.estimator")
+    named = settings.get("kl") or settings.get("kl.estimator")
     return () if named or getattr(module, "trains_on_reward", True) else OPTIONS_WITHOUT_REWARD
 
 

@@ -85,11 +85,11 @@ def _of_cause(error: BaseException, settings: Mapping[str, Any], building: bool)
         key = f"{error.full_key}: " if error.full_key else ""
         return EndedError(f"{key}{str(error).strip().splitlines()[0]}", USAGE)
     # Lightning or jsonargparse refuses an argument, or does it in a class that the configuration names
-    place = frames[-1].filename if (frames := _frames(error)) else ""
+    file = frames[-1].filename if (frames := _frames(error)) else ""
     refused = isinstance(error, (ValueError, TypeError, ImportError, RuntimeError)) and bool(
-        {"lightning", "jsonargparse"} & {*Path(place).parts}
+        {"lightning", "jsonargparse"} & {*Path(file).parts}
     )
-    named = building or any(_made_in(place, key, value) for key, value in settings.items())
+    named = building or any(_made_in(file, key, value) for key, value in settings.items())
     if (refused and named) or isinstance(error, MisconfigurationException):
         return EndedError(_of_option(error, settings), USAGE)
     if is_lost(error):
@@ -112,8 +112,8 @@ def located(error: ConfigurationError) -> str:
         'trainer.max_steps: must be at least 1, got 0'
     """
     for section, base in CLASSES.items():
-        ours = [kind for kind in subclasses(base) if kind.__module__.startswith("lit_klrb.")]
-        if any(error.key in parameters(kind).hints for kind in ours):
+        packaged = [kind for kind in subclasses(base) if kind.__module__.startswith("lit_klrb.")]
+        if any(error.key in parameters(kind).hints for kind in packaged):
             return f"{section}.init_args.{error}"
     return f"trainer.{error}" if error.key in parameters(L.Trainer).hints else str(error)
 
@@ -136,8 +136,8 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
     if not named:
         return None
     text, *notes = (" ".join(str(part).split()) for part in (error, *getattr(error, "__notes__", ())))
-    place = f"{frames[-1].filename}, line {frames[-1].lineno}"
-    return "; ".join([f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})", *notes])
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}"
+    return "; ".join([f"{_without_index(named[0])}: {type(error).__name__}: {text} ({where})", *notes])
 
 
 def _without_index(key: str) -> str:

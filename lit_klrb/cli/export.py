@@ -57,8 +57,8 @@ def export_checkpoint(
 
     if not local_path(ckpt_path, "ckpt_path").exists():
         raise ConfigurationError(f"{ckpt_path} does not exist", key="ckpt_path")
-    with loading.reading("ckpt_path", ckpt_path) as place:
-        checkpoint = loading.read_checkpoint(place)
+    with loading.reading("ckpt_path", ckpt_path) as local:
+        checkpoint = loading.read_checkpoint(local)
         model = loading.model_from_checkpoint(checkpoint)
         tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
     if adapter and not has_adapter(model):
@@ -70,7 +70,7 @@ def export_checkpoint(
     elif has_adapter(model):
         model = merged(model)
     line = _converted(model, checkpoint, dtype)
-    card = model_card(checkpoint, Path(place).resolve().parent.parent, digest(checkpoint["state_dict"]))
+    card = model_card(checkpoint, Path(local).resolve().parent.parent, digest(checkpoint["state_dict"]))
     # transformers checks the settings that it saves
     checked = refusing(f"{ckpt_path} cannot be exported", ValueError, StrictDataclassError, key="ckpt_path")
     with (
@@ -101,15 +101,15 @@ def _converted(model: "PreTrainedModel", checkpoint: dict[str, Any], asked: str 
     dtype = {None: trained, "auto": file}.get(asked) or getattr(torch, str(asked))
     names = [str(kind).removeprefix("torch.") for kind in (dtype, trained, file)]
     line = f"weights in {names[0]}, trained in {names[1]}"
-    if (found := rounding(model, dtype, {})).changed:
+    if (loss := rounding(model, dtype, {})).changed:
         before = _initial_weights(checkpoint)
-        found = rounding(model, dtype, before or {})
-        line += f"; rounding changes {found.changed} of them"
+        loss = rounding(model, dtype, before or {})
+        line += f"; rounding changes {loss.changed} of them"
         if before == {}:
             line += "; how many updates it undoes is not known, as the initial policy is not on this machine"
-        elif found.moved:
+        elif loss.moved:
             line += (
-                f" and undoes {found.lost / found.moved:.1%} of the updates, those below half a unit in the "
+                f" and undoes {loss.lost / loss.moved:.1%} of the updates, those below half a unit in the "
             )
             line += "last place"
     elif asked is None and file != dtype:
@@ -131,8 +131,8 @@ def _initial_weights(checkpoint: dict[str, Any]) -> dict[str, "Tensor"] | None:
     if path is None or not isinstance(settings, dict) or settings.get("policy_config"):
         return None
     with suppress(Exception):  # of what a checkpoint names, which others may have written
-        place = path if loading.looks_local(path) else snapshot_download(path, local_files_only=True)
-        model = loading.load_model("policy_path", place)
+        folder = path if loading.looks_local(path) else snapshot_download(path, local_files_only=True)
+        model = loading.load_model("policy_path", folder)
         model = merged(model) if has_adapter(model) else model
         layers = settings.get("policy_layers")
         model = with_layers(model, layers) if layers else model
@@ -153,9 +153,9 @@ def _kl_of_rounding(ckpt_path: str, output_dir: str, prompts: str) -> str:
     sampling = Sampling(COMPLETIONS, length if isinstance(length, int) else LENGTH)
     comparison = ModelComparison(**models, directions=("forward",), sampling=sampling)
     table = comparison.run(lambda *_: lambda rows: None).tables["forward"]
-    found = table.estimates(level=0.95)[RB]["sequence"]
-    about = f"± {found.error:.1g} nats per completion ({table.clusters} prompts; more by the command kl)"
-    return f"KL(trained‖exported) {found.value:.2g} {about}"
+    estimate = table.estimates(level=0.95)[RB]["sequence"]
+    about = f"± {estimate.error:.1g} nats per completion ({table.clusters} prompts; more by the command kl)"
+    return f"KL(trained‖exported) {estimate.value:.2g} {about}"
 
 
 def check_target(target: Path) -> None:

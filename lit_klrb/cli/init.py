@@ -19,7 +19,7 @@ SHARED = Path("share", "lit-klrb", CONFIGS)
 def shipped() -> Path:
     """The folder with the configurations: of the checkout, or of the installed package."""
     checkout = Path(lit_klrb.__file__).parents[1] / CONFIGS
-    files = [file for found in distributions(name="lit-klrb") for file in found.files or []]
+    files = [file for distribution in distributions(name="lit-klrb") for file in distribution.files or []]
     installed = [Path(str(f.locate())).parents[1] for f in files if SHARED.parts == f.parts[-5:-2]]
     for folder in (checkout, *installed[:1], Path(sysconfig.get_path("data")) / SHARED):
         if (folder / "demo" / "sft.yaml").exists():

@@ -28,14 +28,14 @@ def parser() -> Arguments:
     add = command.add_argument
     add("--policy", required=True, metavar="A", help=model)
     add("--reference", required=True, metavar="B", help=model)
-    given = command.add_mutually_exclusive_group(required=True)
-    given.add_argument(
+    sources = command.add_mutually_exclusive_group(required=True)
+    sources.add_argument(
         "--prompts",
         metavar="FILE",
         help="a .jsonl or .parquet file with the column prompt (texts or conversations) or messages, and "
         "maybe teacher_prompt, which the reference reads instead; or a .txt file with one prompt per line",
     )
-    given.add_argument(
+    sources.add_argument(
         "--texts",
         metavar="FILE",
         help="a .jsonl or .parquet file with the column text, or a .txt file with one text per line",
@@ -94,11 +94,11 @@ def main(argv: Sequence[str]) -> int:
     if prompts < FEW_PROMPTS:
         few = f"{prompts} {'texts' if options.prompts is None else 'prompts'}, too few for standard errors"
         print(f"warning: {few}: give at least {FEW_PROMPTS}", file=sys.stderr)
-    found = summary(measured, options.level)
+    document = summary(measured, options.level)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(document, indent=2))
     else:
-        print_report(found)
+        print_report(document)
     return 0
 
 

@@ -281,18 +281,18 @@ class LitCLI(LightningCLI):
         is_run = self.subcommand == "fit" and not config.fast_dev_run
         config_text = self._config_text() if is_run else ""
         self.recorder = RunRecorder(self.directory, config_text, self._record)
-        given = as_list(config.callbacks)
-        if any(isinstance(callback, KLEstimatorCallback) for callback in given):
+        callbacks = as_list(config.callbacks)
+        if any(isinstance(callback, KLEstimatorCallback) for callback in callbacks):
             problem = "KLEstimatorCallback is what the keys under kl set; plug in one only"
             raise ConfigurationError(f"trainer.callbacks: {problem}")
         own: list[Callback] = [self.recorder, PredictionWriter(self.directory.path)]
         own.append(StopBetweenSteps(self.directory.checkpoint if is_run else None))
-        if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
+        if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             own.append(RunProgressBar())
-        is_monitored = any(isinstance(c, DistillationMonitor) for c in given)
+        is_monitored = any(isinstance(c, DistillationMonitor) for c in callbacks)
         if not getattr(self.model, "trains_on_reward", True) and is_run and not is_monitored:
             own.append(DistillationMonitor())
-        config.callbacks = [*given, *own]
+        config.callbacks = [*callbacks, *own]
         config.plugins = [*as_list(config.plugins), CheckpointFiles(), *cluster_plugins()]
         # The loggers of a run are added later, so that no choice of loggers removes metrics.csv
         self.tensorboard = config.logger is not False

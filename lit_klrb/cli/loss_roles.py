@@ -114,13 +114,13 @@ class BoundLoss:
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """The loss of a batch, as a scalar."""
-        given = {key: ROLES[role](inputs) for key, role in self.roles.items()} | self.options
+        arguments = {key: ROLES[role](inputs) for key, role in self.roles.items()} | self.options
         positional = [key for key, p in self.parameters.items() if p.kind is p.POSITIONAL_ONLY]
-        first = [given.pop(key) for key in positional if key in given]
-        tensors = [value for value in (*first, *given.values()) if isinstance(value, Tensor)]
+        first = [arguments.pop(key) for key in positional if key in arguments]
+        tensors = [value for value in (*first, *arguments.values()) if isinstance(value, Tensor)]
         before = [value.detach().clone() for value in tensors]
         try:
-            result = self.function(*first, **given)
+            result = self.function(*first, **arguments)
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise LossError(f"{type(error).__name__}: {brief(error)}") from error
         if not all(map(torch.equal, before, tensors)):

@@ -121,9 +121,9 @@ def _run(command: str, rest: list[str]) -> int:
         return printing(lambda: load(added[command])(rest))
     help_only = bool({"-h", "--help"} & {*rest})
     if command not in COMMANDS:
-        given = f"unknown command {command}" if command else "a command is missing"
+        problem = f"unknown command {command}" if command else "a command is missing"
         raise ConfigurationError(
-            f"{given}; one of {', '.join([*COMMANDS, *SWEEPS, *added])} expected, --help explains them"
+            f"{problem}; one of {', '.join([*COMMANDS, *SWEEPS, *added])} expected, --help explains them"
         )
     if command not in RUNS:
         if (libraries := SLOW.get(command)) and not help_only:

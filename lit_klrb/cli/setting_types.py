@@ -39,7 +39,7 @@ def parameters(kind: type) -> Parameters:
     What an `__init__` gives its base class by name, such as `super().__init__(root_dir=save_dir, **kwargs)`,
     nobody else can give.
     """
-    found: dict[str, inspect.Parameter] = {}
+    accepted: dict[str, inspect.Parameter] = {}
     passed: set[str] = set()
     hints: dict[str, Any] = {}
     are_all = False
@@ -52,13 +52,13 @@ def parameters(kind: type) -> Parameters:
             known = get_type_hints(base.__init__)  # type: ignore[misc]
         hands_on = any(p.kind is p.VAR_KEYWORD for p in own)
         for p in own:
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in {*found, *passed}:
-                found[p.name], hints[p.name] = p, known.get(p.name, Any)
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in {*accepted, *passed}:
+                accepted[p.name], hints[p.name] = p, known.get(p.name, Any)
         if not hands_on:
             are_all = True
             break
         passed |= _passed(base)
-    required = [name for name, p in found.items() if p.default is p.empty]
+    required = [name for name, p in accepted.items() if p.default is p.empty]
     return Parameters(hints, required, are_all)
 
 
@@ -84,13 +84,13 @@ def alternatives(hint: Any) -> Iterator[Any]:
 
 def classes_in(hint: Any) -> tuple[type, ...]:
     """The classes of which a value of this type is made, such as those of Lightning's callbacks."""
-    found: list[type] = []
+    classes: list[type] = []
     for part in alternatives(hint):
         if get_origin(part) not in (None, Literal, dict, Mapping):
-            found += [kind for inner in get_args(part) for kind in classes_in(inner)]
+            classes += [kind for inner in get_args(part) for kind in classes_in(inner)]
         elif isinstance(part, type) and not (part in PLAIN or is_typeddict(part)):
-            found += [part] * (part.__module__ not in OTHERS)
-    return tuple(dict.fromkeys(found))
+            classes += [part] * (part.__module__ not in OTHERS)
+    return tuple(dict.fromkeys(classes))
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -167,19 +167,19 @@ def _named(hint: Any) -> str:
 def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
     """The class that a setting names; None for a function that makes the object."""
     known = {kind.__name__: kind for base in bases for kind in subclasses(base)}
-    found, reason = named(path, known)
-    if isinstance(found, types.FunctionType):
+    value, reason = named(path, known)
+    if isinstance(value, types.FunctionType):
         return None
-    if isinstance(found, type) and issubclass(found, bases):
-        if not is_abstract(found):
-            _check_packages(key, found)
-            return found
+    if isinstance(value, type) and issubclass(value, bases):
+        if not is_abstract(value):
+            _check_packages(key, value)
+            return value
         reason = "is abstract"
     concrete = [(n, k) for n, k in sorted(known.items()) if not is_abstract(k)]
-    ours = [n for n, k in concrete if k.__module__.startswith("lit_klrb.")]
-    listed = f"; known: {', '.join(ours)}" if ours else ""
+    packaged = [n for n, k in concrete if k.__module__.startswith("lit_klrb.")]
+    listed = f"; known: {', '.join(packaged)}" if packaged else ""
     why = f" ({reason})" if reason else ""
-    meant = suggestion(path, ours or list(known))
+    meant = suggestion(path, packaged or list(known))
     raise ConfigurationError(f"{key}: unknown class {path}{why}{meant}{listed}")
 
 

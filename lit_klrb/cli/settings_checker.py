@@ -129,8 +129,8 @@ class SettingsChecker:
 
     def _unknown(self, key: str) -> ConfigurationError:
         inner = [
-            f"{place}.init_args.{name}"
-            for place, kind in self.classes.items()
+            f"{key_of_class}.init_args.{name}"
+            for key_of_class, kind in self.classes.items()
             if kind is not None
             for name in parameters(kind).hints
         ]

@@ -29,9 +29,9 @@ def suggestion(word: str, known: Collection[str]) -> str:
         lambda parts: len(last) > 3 and last.removesuffix("s") in [part.removesuffix("s") for part in parts],
     )
     for is_alike in alike:
-        found = [name for name in known if is_alike(name.rpartition(".")[2].lower().split("_"))]
-        if found:
-            meant = max(found, key=lambda name: difflib.SequenceMatcher(None, name, word).ratio())
+        candidates = [name for name in known if is_alike(name.rpartition(".")[2].lower().split("_"))]
+        if candidates:
+            meant = max(candidates, key=lambda name: difflib.SequenceMatcher(None, name, word).ratio())
             break
     else:
         # Of short words, half of the letters agree by chance

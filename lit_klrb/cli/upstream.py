@@ -46,7 +46,7 @@ def paths_of(value: str | dict[str, float] | None) -> list[str]:
 def _maker(checkpoint: Path) -> Path | None:
     """The configuration below the working directory whose run writes a checkpoint; None if there is none."""
     for config in (path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.yaml"))):
-        found = re.search(r"^\s*default_root_dir:\s*(\S+)", config.read_text("utf-8"), re.MULTILINE)
-        if found and Path(found[1]) / schema.CHECKPOINT == checkpoint:
+        match = re.search(r"^\s*default_root_dir:\s*(\S+)", config.read_text("utf-8"), re.MULTILINE)
+        if match and Path(match[1]) / schema.CHECKPOINT == checkpoint:
             return config
     return None

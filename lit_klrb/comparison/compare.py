@@ -121,17 +121,19 @@ class ModelComparison:
         tokenizer, systems = pairs["forward"].tokenizer, (self.system, self.teacher_system)
         prompts = encode_prompts(str(self.prompts), rows, tokenizer, *systems)
         own = [prompt.tokens for prompt in prompts]
-        theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
+        teacher_prompts = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
         batches = {
             direction: prompt_batches(some, pairs[direction], self.batch_size)
-            for direction, some in (("forward", own), ("reverse", theirs))
+            for direction, some in (("forward", own), ("reverse", teacher_prompts))
         }
         rollouts = {}
         for direction in dict.fromkeys(("forward", *self.directions)):  # the noise floor is the policy's
             pair = pairs[direction]
             advance = track(f"completions of {pair.first.path}", len(prompts))
-            given = batches[direction], self.sampling
-            rollouts[direction] = sampled_rollouts(pair, *given, seed=self.seed, advance=advance)
-        others = {} if own == theirs else {"forward": batches["reverse"], "reverse": batches["forward"]}
+            arguments = batches[direction], self.sampling
+            rollouts[direction] = sampled_rollouts(pair, *arguments, seed=self.seed, advance=advance)
+        others = (
+            {} if own == teacher_prompts else {"forward": batches["reverse"], "reverse": batches["forward"]}
+        )
         cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
         return _Read(rollouts, others, cluster)

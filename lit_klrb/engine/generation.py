@@ -97,8 +97,8 @@ def generate_completions(
         rows: Draw from the first rows of the head only; None for all.
     """
     new, count = sampling.max_new_tokens, sampling.completions_per_prompt
-    given = f"{new} after a prompt of {prompts.shape[1]} tokens"
-    check_context_length(policy, prompts.shape[1] + new, "the policy", key="max_new_tokens", given=given)
+    request = f"{new} after a prompt of {prompts.shape[1]} tokens"
+    check_context_length(policy, prompts.shape[1] + new, "the policy", key="max_new_tokens", given=request)
     shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     uniforms = uniforms[rows_before:].to(prompts.device)
@@ -184,8 +184,8 @@ def _search(masses: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     Also returns the fraction of the mass at that index which precedes the place.
     """
     cumulative = running_sum(masses.double())
-    place = fractions.clamp(0, _LAST)[:, None] * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, place, right=True).clamp_(max=masses.shape[1] - 1)
+    target = fractions.clamp(0, _LAST)[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=masses.shape[1] - 1)
     mass = masses.gather(1, index)
-    fraction = (place - cumulative.gather(1, index) + mass) / mass
+    fraction = (target - cumulative.gather(1, index) + mass) / mass
     return index[:, 0], fraction[:, 0]

@@ -145,13 +145,19 @@ class ServedTeacher:
         _, *positions = self._positions([[tokens[0], *tokens]])[0]
         for token, position in zip(tokens, positions, strict=True):
             with self._reading():
-                theirs, ours = position[str(token)]["decoded_token"], str(tokenizer.decode([token]))
+                served_text, policy_text = (
+                    position[str(token)]["decoded_token"],
+                    str(tokenizer.decode([token])),
+                )
                 probe.append(float(position[str(token)]["logprob"]))
             # A part of a character has no text of its own
-            if "\ufffd" not in f"{theirs}{ours}" and str(theirs).strip() != ours.strip():
+            if (
+                "\ufffd" not in f"{served_text}{policy_text}"
+                and str(served_text).strip() != policy_text.strip()
+            ):
                 raise self._error(
-                    f"has another tokenizer than the policy: id {token} is {theirs!r} there and {ours!r} in "
-                    "the policy; a KL between them needs the same vocabulary"
+                    f"has another tokenizer than the policy: id {token} is {served_text!r} there and "
+                    f"{policy_text!r} in the policy; a KL between them needs the same vocabulary"
                 )
         self.probe = self.probe or probe
         self.check_same(probe)
@@ -177,43 +183,43 @@ class ServedTeacher:
 
     def _positions(self, sequences: list[list[int]]) -> list[list[Any]]:
         """What the server says of each position of each sequence."""
-        found: list[list[Any]] = []
+        positions: list[list[Any]] = []
         for start in range(0, len(sequences), _ROWS):
             part = sequences[start : start + _ROWS]
             question = {"model": self.model, "prompt": part, "max_tokens": 1, "prompt_logprobs": self.k}
             answer = self._ask("completions", question, sum(map(len, part)) * (self.k + 1))
             with self._reading():
                 choices = {choice["index"]: choice["prompt_logprobs"] for choice in answer["choices"]}
-                found += [choices[index] for index in range(len(part))]
-                lengths = list(map(len, found[start:]))
+                positions += [choices[index] for index in range(len(part))]
+                lengths = list(map(len, positions[start:]))
             if lengths != list(map(len, part)):
                 raise self._error(f"sends {lengths} positions for sequences of {list(map(len, part))} tokens")
-        return found
+        return positions
 
     def _head(self, position: Any, token: int) -> list[list[float]]:
         """Tokens and log-probabilities, the sampled token first."""
         with self._reading():
-            found = {int(name): float(entry["logprob"]) for name, entry in position.items()}
-            if [*map(str, found)] != [*position]:  # such as 1 and 01
+            logprobs = {int(name): float(entry["logprob"]) for name, entry in position.items()}
+            if [*map(str, logprobs)] != [*position]:  # such as 1 and 01
                 raise ValueError(f"tokens {', '.join(position)}")
         # The server adds the sampled token to the k most likely. The head must not depend on it
-        head = {t: value for t, value in found.items() if t != token or len(found) == self.k}
-        if token not in found or len(head) != self.k:
+        head = {t: value for t, value in logprobs.items() if t != token or len(logprobs) == self.k}
+        if token not in logprobs or len(head) != self.k:
             raise self._error(
-                f"sends {len(found)} log-probabilities at a position, where the {self.k} largest and that of "
-                f"token {token} were asked for"
+                f"sends {len(logprobs)} log-probabilities at a position, where the {self.k} largest and that "
+                f"of token {token} were asked for"
             )
-        if not all(0 <= other < self.vocabulary for other in found):
+        if not all(0 <= other < self.vocabulary for other in logprobs):
             raise self._error(
-                f"sends token {max(found)}; the policy's vocabulary has {self.vocabulary}, and a KL between "
-                "them needs the same"
+                f"sends token {max(logprobs)}; the policy's vocabulary has {self.vocabulary}, and a KL "
+                "between them needs the same"
             )
-        valid = all(math.isfinite(value) and value <= _ROUNDING for value in found.values())
-        if not valid or sum(map(math.exp, found.values())) > 1 + _ROUNDING:
-            raise self._error(f"sends {list(found.values())[:3]} as log-probabilities")
-        if token not in head and found[token] > min(head.values()) + _ROUNDING:
+        valid = all(math.isfinite(value) and value <= _ROUNDING for value in logprobs.values())
+        if not valid or sum(map(math.exp, logprobs.values())) > 1 + _ROUNDING:
+            raise self._error(f"sends {list(logprobs.values())[:3]} as log-probabilities")
+        if token not in head and logprobs[token] > min(head.values()) + _ROUNDING:
             raise self._error(f"sends a head without token {token}, which is more likely than others in it")
-        return [[token, *head], [found[token], *head.values()]]
+        return [[token, *head], [logprobs[token], *head.values()]]
 
     def _ask(self, path: str, question: dict[str, Any] | None = None, entries: int = 0) -> Any:
         """The answer to a request, decoded; several attempts."""

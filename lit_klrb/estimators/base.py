@@ -60,10 +60,10 @@ def _with_checks(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def checked(self: "KLEstimator", stats: TokenStats, mask: Tensor, *args: Any, **settings: Any) -> Any:
         third = args[0] if args else settings.get({"weights": "rewards", "loss": "weights"}.get(name, ""))
-        given = third._asdict() if isinstance(third, LossWeights) else {"rewards": third}
+        arguments = third._asdict() if isinstance(third, LossWeights) else {"rewards": third}
         checked_settings = "beta", "group_size", "behaviour_logprobs"
-        given |= {key: settings[key] for key in checked_settings if key in settings}
-        check_rollout(stats, mask, **given)
+        arguments |= {key: settings[key] for key in checked_settings if key in settings}
+        check_rollout(stats, mask, **arguments)
         return method(self, stats, mask, *args, **settings)
 
     return checked

@@ -185,8 +185,8 @@ def _verdict(
             if _scale([gradients[i] for i in tried], [known[i][name] for i in tried]) is not None:
                 indices.append(index)
     nearly = max(agreeing, key=lambda name: len(agreeing[name]))
-    found = tuple(agreeing[nearly])
-    return GradientIdentity(None, None, normalisation, levels, found, nearly if found else None)
+    directions = tuple(agreeing[nearly])
+    return GradientIdentity(None, None, normalisation, levels, directions, nearly if directions else None)
 
 
 def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:

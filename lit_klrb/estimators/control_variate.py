@@ -70,8 +70,8 @@ class RaoBlackwellControlVariate(FittedEstimator):
     def __post_init__(self) -> None:
         super().__post_init__()
         known = (*DIRECTIONS, *extensions(ADDED))
-        given = {*self.directions}
-        if not given or not given <= {*known} or len(given) < len(self.directions):
+        chosen = {*self.directions}
+        if not chosen or not chosen <= {*known} or len(chosen) < len(self.directions):
             raise ConfigurationError(
                 f"must be different ones of {', '.join(known)}, got {self.directions!r}", key="directions"
             )

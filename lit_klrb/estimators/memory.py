@@ -258,12 +258,12 @@ class EstimatorMemory:
                 key="stats",
             )
         inside_mask(tokens, mask)
-        tokens, given = tokens[mask], stats.value[mask]
+        tokens, computed = tokens[mask], stats.value[mask]
         size = max(len(table), int(tokens.max()) + 1 if len(tokens) else 0)
-        values = full_token_values(table, size, like=given)
+        values = full_token_values(table, size, like=computed)
         assert values is not None
         # Statistics in lower precision than the table are the same
-        if not torch.allclose(values[tokens], given, rtol=1e-2, equal_nan=True):
+        if not torch.allclose(values[tokens], computed, rtol=1e-2, equal_nan=True):
             raise ConfigurationError("must be computed with memory.token_values, got others", key="stats")
 
     def state_dict(self) -> dict[str, Any]:

@@ -184,12 +184,14 @@ def optimal_policy(reference: TabularLM, reward: Tensor, beta: float) -> Tabular
 
 
 def _expected_log_ratio(policy: TabularLM, reference: TabularLM) -> tuple[Tensor, Tensor]:
-    ours, theirs = (
+    policy_shape, reference_shape = (
         f"V = {model.vocab_size}, max_length = {model.max_length}, eos_token_id = {model.eos_token_id}"
         for model in (policy, reference)
     )
-    if ours != theirs:
-        raise ConfigurationError(f"must have the reference's {theirs}, got {ours}", key="policy")
+    if policy_shape != reference_shape:
+        raise ConfigurationError(
+            f"must have the reference's {reference_shape}, got {policy_shape}", key="policy"
+        )
     tokens, mask = policy.sequences()
     logprobs = policy.logprobs(tokens, mask)
     log_ratio = logprobs - reference.logprobs(tokens, mask)

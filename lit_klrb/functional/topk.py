@@ -19,10 +19,10 @@ from lit_klrb.functional.logprobs import TokenStats
 
 def head_excess(stats: TokenStats) -> Tensor:
     """Sum over H of p r - p + q; without a head, that over the whole vocabulary, which is the exact KL."""
-    found = stats.kl if stats.head_kl is None else stats.head_kl
-    if found is None:
+    excess = stats.kl if stats.head_kl is None else stats.head_kl
+    if excess is None:
         raise ConfigurationError("stats.head_kl is None; this estimate needs statistics with topk")
-    return found
+    return excess
 
 
 def kl_known(stats: TokenStats) -> Tensor:

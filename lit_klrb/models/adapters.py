@@ -89,8 +89,10 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, Any] | None:
     if not has_adapter(model):
         return None
     config: Any = next(iter(model.peft_config.values()))
-    given, default = (json.loads(json.dumps(c.to_dict(), default=sorted)) for c in (config, type(config)()))
-    return {key: value for key, value in given.items() if value != default[key]}
+    settings_set, default = (
+        json.loads(json.dumps(c.to_dict(), default=sorted)) for c in (config, type(config)())
+    )
+    return {key: value for key, value in settings_set.items() if value != default[key]}
 
 
 @contextmanager

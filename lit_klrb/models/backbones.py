@@ -44,8 +44,8 @@ def classifier_on(
         raise ConfigurationError(f"{fixed[0]} follows from {key}; leave it out", key=CLASSIFIER.config_key)
     tokenizer = load_tokenizer(key, path)
     made = {**settings, "pad_token_id": tokenizer.pad_token_id}
-    with reading(key, path) as place, forked_rng(derive_seed(seed, "initial weights")):
-        model = _on_checkpoint(place, made) if is_checkpoint(path) else _on_folder(place, made)
+    with reading(key, path) as local, forked_rng(derive_seed(seed, "initial weights")):
+        model = _on_checkpoint(local, made) if is_checkpoint(path) else _on_folder(local, made)
         check_rows(model, tokenizer)
     return model, tokenizer
 
@@ -70,18 +70,18 @@ def _on_checkpoint(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
 def _on_folder(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
     kind = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
     check_settings({**settings, "model_type": kind}, (), CLASSIFIER)
-    model, found = read_folder(path, CLASSIFIER, **settings)
+    model, info = read_folder(path, CLASSIFIER, **settings)
     if not has_weights(model):
         return model
     within = model.base_model_prefix + "."
-    other = {name: shapes for name, *shapes in found["mismatched_keys"]}
-    random = sorted({*found["missing_keys"], *other})
+    other = {name: shapes for name, *shapes in info["mismatched_keys"]}
+    random = sorted({*info["missing_keys"], *other})
     if all(name.startswith(within) for name in random):
         raise ConfigurationError("it is a classifier already, which is given as classifier_path")
     for name in random:
         if name in other and name.startswith(within):
-            given, expected = other[name]
-            raise other_shape(name, given, expected, MAKE)
+            shape, expected = other[name]
+            raise other_shape(name, shape, expected, MAKE)
         if name.startswith(within) and POOLER not in name:
             raise ConfigurationError(f"it has no weights for {name}")
     return model

@@ -169,8 +169,8 @@ def cache_name(model: PreTrainedModel) -> str | None:
                 f"a {model.config.model_type} model does not continue from cached keys and values: it reads "
                 "the whole sequence again for each sampled token, and equal prompts one by one"
             )
-    found: str | None = getattr(model, CONTINUES)
-    return found
+    argument: str | None = getattr(model, CONTINUES)
+    return argument
 
 
 def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
         ConfigurationError: If it cannot be read, contains no model for the role, or belongs to a published
             cell of a sweep and has other weights than those of the result.
     """
-    found = os.stat(path)
-    checkpoint = _checked(Path(path).resolve(), (found.st_ino, found.st_mtime_ns, found.st_size))
+    status = os.stat(path)
+    checkpoint = _checked(Path(path).resolve(), (status.st_ino, status.st_mtime_ns, status.st_size))
     if role.config_key not in checkpoint:
         raise ConfigurationError(
             f"contains no {role.name}: it was not written by a lit_klrb module that has one"

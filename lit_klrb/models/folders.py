@@ -14,17 +14,17 @@ from lit_klrb.files import read_object, sha256, write_atomically
 CHECKSUMS = "SHA256SUMS"
 
 
-def check_entries(key: str, place: Path) -> None:
+def check_entries(key: str, folder: Path) -> None:
     """Check that the entries of a folder are files and folders, and that none is elsewhere.
 
     The cache of the hub consists of links to its own folder of contents, which are files of the model.
     """
-    if place.is_file():
+    if folder.is_file():
         return
-    root = place.resolve()
+    root = folder.resolve()
     roots = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
-    for entry in (*place.iterdir(), *place.glob("additional_chat_templates/*")):
-        holds = f"{place} holds {entry.name},"
+    for entry in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+        holds = f"{folder} holds {entry.name},"
         if not (entry.is_file() or entry.is_dir()):
             raise ConfigurationError(f"{holds} which is neither a file nor a folder", key=key)
         if entry.is_symlink() and not any(entry.resolve().is_relative_to(own) for own in roots):

@@ -94,10 +94,10 @@ def import_gguf(file: Path, folder: Path) -> None:
     print(f"importing {printable(file.name)} ({size}) into {printable(str(folder))}", file=sys.stderr)
     # On a terminal, the libraries show their progress there
     quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
-    with quiet, _only(file) as (place, name):
-        model = _model(place, name, header)
+    with quiet, _only(file) as (alone, name):
+        model = _model(alone, name, header)
         with refusing("its vocabulary needs merges or scores", KeyError, key="tokenizer.ggml.merges"):
-            tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=name, trust_remote_code=False)
     if model.generation_config is not None:
         ends = [header.settings[name] for name in TURN_ENDS if name in header.settings]
         model.generation_config.eos_token_id = ends[0] if len({*ends}) == 1 else list(dict.fromkeys(ends))
@@ -169,17 +169,17 @@ def _model(folder: str, file: str, header: GGUFHeader) -> PreTrainedModel:
         model = model_from_config(without_code(json.loads(config.to_json_string(use_diff=False))))
     stored = model.state_dict(keep_vars=True)
     needed = sum(weight.numel() for weight in {id(weight): weight for weight in stored.values()}.values())
-    given = sum(int(tensor.n_elements) for tensor in header.tensors)
-    if needed != given:
+    stored_count = sum(int(tensor.n_elements) for tensor in header.tensors)
+    if needed != stored_count:
         raise ConfigurationError(
-            f"its tensors have {given} values, and the model of its settings has {needed}: "
+            f"its tensors have {stored_count} values, and the model of its settings has {needed}: "
             "transformers cannot read it completely"
         )
     plain = GgufConfig(dequantize=True)  # otherwise it might fetch a kernel
     settings = {"dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True}
     load = POLICY.auto_class.from_pretrained
-    loaded, found = load(folder, gguf_file=file, quantization_config=plain, **settings)
-    if missing := sorted(found["missing_keys"]):
+    loaded, info = load(folder, gguf_file=file, quantization_config=plain, **settings)
+    if missing := sorted(info["missing_keys"]):
         raise ConfigurationError(f"not a policy: it has no weights for {', '.join(missing[:3])}")
     weights = loaded.state_dict()
     if odd := [name for name, weight in weights.items() if not weight.isfinite().all()]:
@@ -219,7 +219,7 @@ def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, 
     """What the card says."""
     labels = {"name": "name", "author": "author", "organisation": "organization", "licence": "license"}
     labels["address"] = "source.url"
-    said = {label: header.settings.get(f"general.{key}") for label, key in labels.items()}
+    metadata = {label: header.settings.get(f"general.{key}") for label, key in labels.items()}
     values: Counter[str] = Counter()
     for tensor in header.tensors:
         values[tensor.tensor_type.name] += int(tensor.n_elements)
@@ -232,5 +232,5 @@ def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, 
         "types of the file's values": kinds,
         "type here": "float32",
         "settings of the file that this model does not have": ", ".join(_unused(header)) or None,
-        **{f"{label}, as the file says": value for label, value in said.items()},
+        **{f"{label}, as the file says": value for label, value in metadata.items()},
     }

@@ -91,12 +91,12 @@ def check_exists(key: str, path: str) -> None:
         raise ConfigurationError(problem, key=key)
     if not looks_local(path):
         return
-    place = local_path(path, key)
-    if not place.exists():
+    local = local_path(path, key)
+    if not local.exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
-    if not place.is_file() and (is_file(path) or not place.is_dir()):
+    if not local.is_file() and (is_file(path) or not local.is_dir()):
         raise ConfigurationError(f"{path} is not a file", key=key)
-    check_entries(key, place)
+    check_entries(key, local)
 
 
 @contextmanager
@@ -132,15 +132,15 @@ def load(key: str, path: str, role: Role = POLICY) -> tuple[PreTrainedModel, Pre
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint."""
     planned, dry_run = _planned(path), current_dry_run()
-    with reading(key, path) as place:
+    with reading(key, path) as local:
         if planned is not None:
             model = planned.model
             if planned.role != role.name:
                 raise ConfigurationError(f"will contain no {role.name}, but a {planned.role}")
         elif is_checkpoint(path):
-            model = model_from_checkpoint(read_checkpoint(place, role), role)
+            model = model_from_checkpoint(read_checkpoint(local, role), role)
         else:
-            model = _model_from_folder(place, role)
+            model = _model_from_folder(local, role)
         check_predicts(None, model, role)
     if dry_run is not None:
         size = getattr(model.config, "vocab_size", None)
@@ -169,11 +169,11 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
     if current_dry_run() is not None:
         nothing = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
         return without_weights(path, role, settings), nothing
-    model, found = role.auto_class.from_pretrained(
+    model, info = role.auto_class.from_pretrained(
         path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
     )
     fuse_activations(model)
-    return model, found
+    return model, info
 
 
 def _check_not_quantised(config: PreTrainedConfig) -> None:
@@ -188,17 +188,17 @@ def _check_not_quantised(config: PreTrainedConfig) -> None:
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
     """The model of a folder or a hub id; refused if weights are missing and thus random."""
-    model, found = read_folder(path, role)
-    if missing := sorted(found["missing_keys"]):
+    model, info = read_folder(path, role)
+    if missing := sorted(info["missing_keys"]):
         raise ConfigurationError(f"not a {role.name}: it has no weights for {', '.join(missing[:3])}")
-    if mismatched := sorted(found["mismatched_keys"]):
+    if mismatched := sorted(info["mismatched_keys"]):
         raise other_shape(*mismatched[0])
     layers = {NUMBER.sub(".N.", name) for name in model.state_dict()}
-    for name in sorted(found["unexpected_keys"]):
+    for name in sorted(info["unexpected_keys"]):
         if NUMBER.search(name) and any(known.endswith(NUMBER.sub(".N.", name)) for known in layers):
             raise ConfigurationError(f"its configuration has no layer for the weight {name}")
     # A language model whose head is tied to the embedding misses no weight in the files of a classifier
-    heads = sorted(name for name in found["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
+    heads = sorted(name for name in info["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
     if heads:
         raise ConfigurationError(f"not a {role.name}: it has the weights of a classifier, {heads[0]}")
     return model
@@ -214,10 +214,10 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
         return grammar_tokenizer()
     if (planned := _planned(path)) is not None:
         return planned.tokenizer
-    with reading(key, path) as place:
+    with reading(key, path) as local:
         if is_checkpoint(path):
-            return tokenizer_from_files(read_checkpoint(place, role).get(TOKENIZER_KEY))
-        tokenizer = tokenizer_from_folder(place)
+            return tokenizer_from_files(read_checkpoint(local, role).get(TOKENIZER_KEY))
+        tokenizer = tokenizer_from_folder(local)
         tokenizer_files(tokenizer)  # raise now rather than when the first checkpoint is written
         if tokenizer.eos_token_id is None and (role == POLICY or tokenizer.pad_token_id is None):
             raise ConfigurationError("its tokenizer has no end-of-sequence token")
@@ -231,16 +231,16 @@ def load_token_values(key: str, path: str) -> Tensor | None:
     """The token values in the checkpoint of a warm start, shape [V]; None without any."""
     if not is_checkpoint(path) or _planned(path) is not None:
         return None
-    with reading(key, path) as place:
-        return token_values_from_checkpoint(read_checkpoint(place))
+    with reading(key, path) as local:
+        return token_values_from_checkpoint(read_checkpoint(local))
 
 
 def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:
     """Check that either a configuration for fresh weights or a path is given."""
     if (config is None) == (path is None):
-        new, given = role.config_key, f"{role.name}_path"
-        either = f"give either {new} (fresh weights) or {given}"
-        raise ConfigurationError(f"{either}, got {new}={config} and {given}={path}")
+        new, path_key = role.config_key, f"{role.name}_path"
+        either = f"give either {new} (fresh weights) or {path_key}"
+        raise ConfigurationError(f"{either}, got {new}={config} and {path_key}={path}")
 
 
 def fresh_model(

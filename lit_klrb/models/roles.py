@@ -75,10 +75,10 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
 
 
 def other_shape(
-    name: str, given: Any, expected: Any, makes: str = "its configuration makes"
+    name: str, shape: Any, expected: Any, makes: str = "its configuration makes"
 ) -> ConfigurationError:
     """The error for a weight of another shape than that of its model."""
-    shapes = f"{list(given)}; {makes} it {list(expected)}"
+    shapes = f"{list(shape)}; {makes} it {list(expected)}"
     return ConfigurationError(f"the weight {name} has the shape {shapes}")
 
 

@@ -156,8 +156,8 @@ def _check_names_no_files(path: str) -> None:
 
 def _json_of(path: str, name: str) -> dict[str, Any]:
     """A JSON file of a folder or of a hub id; empty if there is none."""
-    place = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    content = {} if place is None else json.loads(read_regular(Path(place)))
+    file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    content = {} if file is None else json.loads(read_regular(Path(file)))
     if not isinstance(content, dict):
         raise ConfigurationError(f"its {name} is not a mapping")
     return content

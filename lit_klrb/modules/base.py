@@ -48,8 +48,8 @@ PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 def check_file(key: str, path: Any) -> None:
     """Check a checkpoint that Lightning reads, which ignores its checksums."""
     if isinstance(path, str | os.PathLike) and "://" not in str(path):
-        with loading.reading(key, os.fspath(path)) as place:
-            check_intact(Path(place))
+        with loading.reading(key, os.fspath(path)) as local:
+            check_intact(Path(local))
 
 
 # Settings are dataclass fields, so every module inherits the documented settings of its base classes.
@@ -160,9 +160,9 @@ class TrainedModule(L.LightningModule, ABC):
         names = isinstance(batch, Mapping) and batch.keys()
         if not names or not names >= REQUIRED:
             data = type(getattr(self.trainer, "datamodule", None)).__name__
-            given = f"dictionaries of {', '.join(map(str, names))}" if names else type(batch).__name__
+            actual = f"dictionaries of {', '.join(map(str, names))}" if names else type(batch).__name__
             raise ConfigurationError(
-                f"data: the batches of {data} are {given}, but {type(self).__name__} reads dictionaries of "
+                f"data: the batches of {data} are {actual}, but {type(self).__name__} reads dictionaries of "
                 f"tensors with {' and '.join(sorted(REQUIRED))}, both [B, N]"
             )
 
@@ -223,8 +223,8 @@ class TrainedModule(L.LightningModule, ABC):
         if hasattr(self, self.role.name):
             return
         if self.ckpt_path is not None:
-            with loading.reading("ckpt_path", self.ckpt_path) as place:
-                self._take(loading.read_checkpoint(place, self.role))
+            with loading.reading("ckpt_path", self.ckpt_path) as local:
+                self._take(loading.read_checkpoint(local, self.role))
         else:
             model, self.tokenizer = self.build()
             setattr(self, self.role.name, model)

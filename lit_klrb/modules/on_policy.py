@@ -86,8 +86,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             self.memory = EstimatorMemory(NoKL(allow_biased=True))
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
-            given = f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}"
-            problem = f"must be finite and 0 or larger, and 0 unless stop_at_eos, got {given}"
+            actual = f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}"
+            problem = f"must be finite and 0 or larger, and 0 unless stop_at_eos, got {actual}"
             raise ConfigurationError(problem, key="missing_eos_penalty")
         check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
         if self.prefix_reward_every is not None:
@@ -200,8 +200,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
             # log p of the policy that sampled y, by the engine that did
             logprobs = stats.logprobs.detach() if rollout.logprobs is None else rollout.logprobs
-            found = rollout, states, logprobs, training_rewards, weights, token_values, metrics
-            self.experience = Experience(*found)
+            fields = rollout, states, logprobs, training_rewards, weights, token_values, metrics
+            self.experience = Experience(*fields)
         assert self.experience is not None
         # sum_t weights_t log p_t + kl_weights_t KL_t
         part = self.experience.part(step % self.parts, self.parts)

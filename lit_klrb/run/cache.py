@@ -44,13 +44,13 @@ def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
         compute: Gives tensors, numbers, strings, lists and tuples; called if a process cannot read the file.
     """
     path = default_folder() / f"{name}-{_digest([_code(), key])[:32]}.pt"
-    found: list[T] = []
+    results: list[T] = []
     with contextlib.suppress(ConfigurationError, KeyError, OSError):  # missing or damaged
-        found.append(read(path)["result"])
+        results.append(read(path)["result"])
         os.utime(path)  # for the order of removal
     # Processes compute together, also if their caches are on different machines
-    if all(gather(bool(found))):
-        (result,) = found
+    if all(gather(bool(results))):
+        (result,) = results
     else:
         result = compute()
         buffer = io.BytesIO()

@@ -75,23 +75,23 @@ class RunDirectory:
             problem = f"{root} is a published cell of the sweep in {root.parent.parent}; name another one"
             raise ConfigurationError(problem, key=KEY)
         self._take(root)
-        found = run_id(root)
-        if found is not None and resumed is None:
+        previous = run_id(root)
+        if previous is not None and resumed is None:
             remove_unfinished(root)
             if {path.name for path in root.iterdir()} <= {schema.RUN, LOCK}:
                 (root / schema.RUN).unlink()  # of a run that was killed before it wrote anything
             else:
                 self._set_aside(root)
-            found = None
-        if found is None:
+            previous = None
+        if previous is None:
             if taken := [name for name in schema.OWN if (root / name).exists()]:
                 problem = f"has {', '.join(taken)} but does not belong to a run (no {schema.RUN})"
                 raise ConfigurationError(f"{root} {problem}; name another one", key=KEY)
             self._new = self._new or [root / name for name in (*schema.OWN, LOCK)]
             self.run_id = resumed or secrets.token_hex(8)
             write_output(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
-        elif found == resumed:
-            self.run_id = found
+        elif previous == resumed:
+            self.run_id = previous
             remove_unfinished(root)
         else:
             problem = f"{self.path} belongs to another run than ckpt_path"
@@ -157,8 +157,8 @@ def check_named(path: str | None) -> None:
 
 def run_id(root: Path) -> str | None:
     """The id of the run to which a directory belongs; None if there is none."""
-    found = read_object(root / schema.RUN).get("run")
-    return found if isinstance(found, str) else None
+    run = read_object(root / schema.RUN).get("run")
+    return run if isinstance(run, str) else None
 
 
 def published_result(root: Path) -> Path | None:

@@ -90,13 +90,13 @@ def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
 def tell_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any], directory: RunDirectory) -> None:
     """Give every logger the settings of the run, its name and its folder; W&B also the run's id."""
     root = directory.path
-    told = {**settings, "run.name": root.name, "run.folder": str(root.absolute())}
+    hyperparameters = {**settings, "run.name": root.name, "run.folder": str(root.absolute())}
     # With the same id, a resumed run continues W&B's run instead of starting another one
     named = os.environ.setdefault(WANDB_ID, directory.run_id) != directory.run_id
     try:
         for logger in loggers:
             with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
-                logger.log_hyperparams(told)
+                logger.log_hyperparams(hyperparameters)
     finally:
         if not named:
             del os.environ[WANDB_ID]

@@ -103,8 +103,8 @@ def check_training_options(options: Mapping[str, Any]) -> None:
     for name, rule in RULES.items():
         if name in options and not rule.allows(options[name]):
             callbacks = isinstance(options[name], list) and options[name]  # named by the rule
-            given = "" if callbacks else f", got {options[name]}"
-            raise ConfigurationError(f"{rule.description}{given}", key=name)
+            actual = "" if callbacks else f", got {options[name]}"
+            raise ConfigurationError(f"{rule.description}{actual}", key=name)
 
 
 def check_accelerator(name: Any) -> None:

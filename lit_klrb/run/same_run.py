@@ -61,7 +61,7 @@ def record(settings: Settings, as_written: Settings | None = None) -> Settings:
         for key, value in leaves(settings)
         if texts[key] != value and (key == CALLBACKS or not _may_differ(key))
     }
-    contents = {key: found for key, found in again.items() if found}
+    contents = {key: digest for key, digest in again.items() if digest}
     return {"settings": as_written or settings, "contents": contents, "unwritten": unwritten}
 
 

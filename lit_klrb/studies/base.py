@@ -100,10 +100,10 @@ class PolicyStudy(L.Callback, ABC):
         artifact = {"schema": schema.STUDY_SCHEMA, **self.design, "snapshots": snapshots}
         write_atomically(path, json.dumps(artifact) + "\n")
 
-    def check_prompts(self, found: int, batches: int, size: int) -> None:
+    def check_prompts(self, available: int, batches: int, size: int) -> None:
         """Check that there are so many training prompts."""
-        if batches * size > found:
-            needs = f"needs {batches} × {size} training prompts, got {found}"
+        if batches * size > available:
+            needs = f"needs {batches} × {size} training prompts, got {available}"
             raise ConfigurationError(f"{type(self).__name__}: {needs}")
 
     def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
@@ -143,8 +143,8 @@ def lower_triangle(gram: Tensor) -> list[list[float]]:
     places = torch.where(units > 0, -units.log10().floor(), 0.0).nan_to_num().int().tolist()
     return [
         [
-            round(value, place) if math.isfinite(value) else value
-            for value, place in zip(row[: i + 1], places[i], strict=False)
+            round(value, digits) if math.isfinite(value) else value
+            for value, digits in zip(row[: i + 1], places[i], strict=False)
         ]
         for i, row in enumerate(gram.tolist())
     ]

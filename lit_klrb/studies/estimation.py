@@ -96,7 +96,7 @@ def estimates(
     logprobs = stats.masked(mask).logprobs.sum(-1)
     by_size = {}
     for size in group_sizes:
-        found = horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
-        by_size[str(size)] = rounded(found.view(len(mask) // completions, -1), 6)
+        estimate = horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
+        by_size[str(size)] = rounded(estimate.view(len(mask) // completions, -1), 6)
     by_name = {name: rounded(value, 6) for name, value in values.items()}
     return {"values": by_name, "horvitz_thompson": by_size}

@@ -127,8 +127,8 @@ class Task(NamedTuple):
 
         pair, sampling, path = module.pair, module.sampling, module.policy_path
         prompts = getattr(getattr(module.trainer, "datamodule", None), "batch_size", 1)
-        given = module.beta, rewards, path, module.reward_to_come, module.memory, module.reward_scale
-        return cls(pair, sampling, *given, prompts)
+        training = module.beta, rewards, path, module.reward_to_come, module.memory, module.reward_scale
+        return cls(pair, sampling, *training, prompts)
 
 
 def all_gradients(
@@ -140,8 +140,8 @@ def all_gradients(
 ) -> Tensor:
     """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters]."""
     memories = memories_after(task, estimators, earlier, seed)
-    found = sampled(task, batches, seed)
-    return torch.stack([batch_gradients(task, *one, memories) for one in found], dim=1)
+    rollouts = sampled(task, batches, seed)
+    return torch.stack([batch_gradients(task, *one, memories) for one in rollouts], dim=1)
 
 
 def sampled(
@@ -236,29 +236,29 @@ def weighted(
     rewards = task.rewards(rollout, batch)
     states = scorer.reference_states(task.pair.read(rollout, batch))
     to_come = task.to_come(rollout, batch, rewards)
-    found: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
+    statistics: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
     # Those with token values first, as the others can use the same statistics
     for memory in sorted(memories, key=lambda memory: memory.token_values is None):
-        if _suitable(found, memory) is None:
+        if _suitable(statistics, memory) is None:
             topk, table = memory.estimator.topk, memory.token_values
             computed = scorer.stats(rollout, states, table, topk)
-            found.append((topk, table, computed._replace(reward_to_come=to_come)))
+            statistics.append((topk, table, computed._replace(reward_to_come=to_come)))
     count = task.sampling.completions_per_prompt
     settings: dict[str, Any] = {"beta": task.beta, "group_size": count, "observe": observe}
     settings["reward_scale"] = task.reward_scale
     for memory in memories:
-        stats = _suitable(found, memory)
+        stats = _suitable(statistics, memory)
         assert stats is not None
         scored = Scored(rollout.completions, rollout.mask, stats.detach(), rewards)
         yield memory, stats, rollout.mask, weigh(memory, scored, **settings)
 
 
 def _suitable(
-    found: Sequence[tuple[TopK | None, Tensor | None, TokenStats]], memory: EstimatorMemory
+    statistics: Sequence[tuple[TopK | None, Tensor | None, TokenStats]], memory: EstimatorMemory
 ) -> TokenStats | None:
     """The statistics that a memory needs, or with token values that its estimator ignores."""
     own, ignores = memory.token_values, memory.estimator.token_values_predict is None
-    for topk, table, stats in found:
+    for topk, table, stats in statistics:
         same = table is own is None or (table is not None and own is not None and torch.equal(table, own))
         if topk == memory.estimator.topk and (same or ignores):
             return stats

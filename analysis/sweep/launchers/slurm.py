@@ -104,14 +104,14 @@ class SlurmLauncher:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _ended(self) -> list[Exit]:
-        found = []
+        exits = []
         for cell_id, (_, path) in self._running.items():
             if path.exists():
                 code, node, reason = _exit_of(path)
                 if code == MISPLACED:
                     self._unfit.add(node)
-                found.append(Exit(cell_id, code, reason))
-        return found
+                exits.append(Exit(cell_id, code, reason))
+        return exits
 
     def _lost(self) -> list[Exit]:
         """Jobs that were twice not in the queue: the file of an exit code may be seen late."""
@@ -144,8 +144,8 @@ def _slurm(command: list[str], text: str = "") -> "subprocess.CompletedProcess[s
 
 def _node_of(job: str) -> str | None:
     """The node that a job was started on; None if it was on none, or SLURM has forgotten it."""
-    found = re.search(r" NodeList=([\w.-]+)", _slurm(["scontrol", "--oneliner", "show", "job", job]).stdout)
-    return found[1] if found else None
+    match = re.search(r" NodeList=([\w.-]+)", _slurm(["scontrol", "--oneliner", "show", "job", job]).stdout)
+    return match[1] if match else None
 
 
 def _exit_of(path: Path) -> tuple[int, str, str]:
