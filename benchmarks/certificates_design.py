@@ -9,8 +9,8 @@ from analysis.stats.contrast import rejections
 from analysis.stats.intervals import Estimate, stratified_mean
 from analysis.stats.matched_kl import matched_kl
 from analysis.stats.power import swap_p_values
-from analysis.stats.primary import resampled
 from analysis.stats.swaps import mean_swap_test
+from analysis.stats.tuning import resampled
 
 from .certificates_primary import LEVEL, rate
 from .table import markdown

@@ -90,8 +90,8 @@ MAY_IMPORT = {
     },
     "lit_klrb.run": {"lit_klrb.run", "lit_klrb.distributed", *SHARED},
     "analysis": {"analysis", *SHARED},
-    # running and analysing a sweep share only its files
-    "analysis.stats": {"analysis.stats", "analysis.design", "analysis.results", "lit_klrb"},
+    # running and analysing a sweep share only its files, and the statistics read none
+    "analysis.stats": {"analysis.stats"},
     "analysis.report": {
         "analysis.report",
         "analysis.stats",

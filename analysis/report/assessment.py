@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.checks import load_sweep
+from analysis.report.matching import match, matched_curves, tuned_arms
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
 from analysis.stats.contrast import objective
 from analysis.stats.frontier import Reference
 from analysis.stats.intervals import Interval
-from analysis.stats.matching import match, matched_curves
 from analysis.stats.pairs import Curves
-from analysis.stats.primary import primary_contrast, primary_verdicts, tuned_arms
+from analysis.stats.primary import primary_contrast, primary_verdicts
 from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, whole_percent
 from analysis.stats.verdict import Outcome
 from lit_klrb import schema

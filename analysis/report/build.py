@@ -15,6 +15,7 @@ from typing import Any
 from analysis.design.fingerprint import code_hash
 from analysis.report.assessment import Assessment, load_assessment, meaning_of, title_of
 from analysis.report.elements import page
+from analysis.report.matching import ArmOutcome, arm_outcomes, compared, start_of
 from analysis.report.sections import Builder, sections_of
 from analysis.report.sections.summary import verdict_numbers
 from analysis.results import store
@@ -23,7 +24,6 @@ from analysis.results.records import OBJECTIVE
 from analysis.stats import Comparison, Verdict
 from analysis.stats.contrast import kl_ratio
 from analysis.stats.intervals import Estimate
-from analysis.stats.matching import ArmOutcome, arm_outcomes, compared, start_of
 from analysis.stats.text import count, number
 from lit_klrb import schema
 from lit_klrb.files import check_target, write_output

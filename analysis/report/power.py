@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from analysis.checks import load_sweep
+from analysis.report.matching import match, matched_evaluations
 from analysis.results import Plan
 from analysis.results.artifacts import GradientStudy
 from analysis.results.records import OBJECTIVE
 from analysis.results.sweep import Sweep
 from analysis.stats.gradient_noise import NoiseSnapshot
 from analysis.stats.intervals import Estimate
-from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import (
     REPLICATES,

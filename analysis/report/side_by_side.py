@@ -9,10 +9,10 @@ import numpy as np
 
 from analysis.checks import load_sweep
 from analysis.report.elements import Table
+from analysis.report.matching import arm_outcomes
 from analysis.results.records import OBJECTIVE
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate, weighted_sum
-from analysis.stats.matching import arm_outcomes
 from analysis.stats.pairs import FloatArray
 from analysis.stats.primary import one_step
 from analysis.stats.text import count, interval_text, number, signed

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from analysis.results.artifacts import FloatArray as FloatArray
-from analysis.results.plan import FEWEST_BLOCKS
-
+FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+# Fewest blocks that show how much blocks differ.
+FEWEST_BLOCKS = 3
 
 
 @dataclass(frozen=True, eq=False)

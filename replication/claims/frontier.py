@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 
+from analysis.report.matching import match
 from analysis.stats.intervals import Interval
-from analysis.stats.matching import match
 from analysis.stats.verdict import Outcome, Verdict as Tested
 from replication.audit_share import points_needed, range_text
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from analysis.checks import load_sweep
+from analysis.report.matching import match, tuned_arms
 from analysis.results.store import DamagedFileError, read_json
 from analysis.results.sweep import Sweep
 from analysis.stats.claims import KL_DECIDES
 from analysis.stats.comparison import share_verdict
 from analysis.stats.contrast import log_kl_contrast
-from analysis.stats.matching import match
 from analysis.stats.pairs import Pairs
-from analysis.stats.primary import Rules, corrected, primary_finding, regret_variance, tuned_arms
+from analysis.stats.primary import Rules, corrected, primary_finding
+from analysis.stats.tuning import regret_variance
 from analysis.stats.verdict import Outcome, Verdict
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from analysis.checks import load_sweep
+from analysis.report.matching import match
 from analysis.stats.contrast import objective_contrast
 from analysis.stats.intervals import Estimate
-from analysis.stats.matching import match
 
 RESULTS = Path(__file__).parents[2] / "replication" / "results"
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from pages import RESULTS, by_start, interval, number, page_of, sweep_of
 
+from analysis.report.matching import match
 from analysis.stats.frontier import pooled_share, share_contributions
-from analysis.stats.matching import match
 from analysis.stats.swaps import swap_test
 from replication.__main__ import frontier
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
+from analysis.report.matching import matched_evaluations
 from analysis.report.power import of_finite, spreads
 from analysis.stats import Comparison
 from analysis.stats.contrast import rejections
-from analysis.stats.matching import matched_evaluations
 from analysis.stats.power import (
     SWEEPS,
     NoiseShare,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
+from analysis.report.matching import distinct_blocks
 from analysis.results.keys import by_beta
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.contrast import block_means, most_unseen
-from analysis.stats.matching import distinct_blocks
 from analysis.stats.primary import primary_contrast
 from analysis.stats.text import count, fixed, these_blocks, whole_percent
 

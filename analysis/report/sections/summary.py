@@ -6,13 +6,13 @@ from typing import Any
 
 from analysis.report.assessment import GREW, Assessment
 from analysis.report.elements import Section, Table
+from analysis.report.matching import warm_starts
 from analysis.report.sections.outcomes import forests
 from analysis.report.sections.runs import biased_arms, block_condition
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
 from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.contrast import TTest, kl_ratio
-from analysis.stats.matching import warm_starts
 from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, percent
 
 # The largest integer that JSON holds exactly.

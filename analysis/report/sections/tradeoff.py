@@ -13,11 +13,11 @@ from matplotlib.lines import Line2D
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import FAINT, INK, Look, legend_lines, looks, sheet, thinned, thinning
+from analysis.report.matching import arm_outcomes, compared, start_of
 from analysis.results.records import OBJECTIVE, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.frontier import nondominated
 from analysis.stats.intervals import Estimate
-from analysis.stats.matching import arm_outcomes, compared, start_of
 from analysis.stats.pairs import BoolArray, FloatArray
 from analysis.stats.text import aligned, aligned_ends, decimals_of, number
 from lit_klrb import schema

@@ -12,12 +12,13 @@ from analysis.design.rates import at_the_edge, trial_outcomes
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import Look, legend_lines, log_scale, looks, sheet, thinned, thinning
+from analysis.report.matching import tuned_arms
 from analysis.results.records import Curve, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
-from analysis.stats.primary import Tuned, tuned_arms
 from analysis.stats.text import aligned, count, decimals_of, whole_percent
+from analysis.stats.tuning import Tuned
 from lit_klrb import schema
 
 

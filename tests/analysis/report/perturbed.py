@@ -10,8 +10,8 @@ import numpy as np
 
 from analysis.stats.pairs import Pairs
 
-# Format texts, or copy outcomes of runs.
-_KEPT = {"analysis.stats.text", "analysis.stats.matching", "analysis.stats.matching._values"}
+# Formats texts.
+_KEPT = {"analysis.stats.text"}
 # Attributes that are copied from the plan.
 _PLANNED = {"beta", "alpha", "level", "margin"}
 

@@ -13,10 +13,10 @@ from analysis.cli import main
 from analysis.report import power
 from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.build import build
+from analysis.report.matching import distinct_blocks, match, start_of, warm_starts
 from analysis.report.sections.runs import block_condition
 from analysis.results.plan import Block
 from analysis.stats import Rules, compare
-from analysis.stats.matching import distinct_blocks, match, start_of, warm_starts
 from analysis.stats.text import signed
 from replication.__main__ import main as replication
 

@@ -11,12 +11,12 @@ from analysis.checks import load_sweep
 from analysis.cli import main
 from analysis.design import read_plan
 from analysis.report.assessment import load_assessment
+from analysis.report.matching import match
 from analysis.report.power import power, warnings
 from analysis.report.sections import certificates, evaluation_noise
 from analysis.results.artifacts import GradientStudy
 from analysis.results.plan import Block
 from analysis.results.records import Arm
-from analysis.stats.matching import match
 from analysis.stats.power import detectable_over_blocks, primary_rate
 from analysis.stats.scenario import STANDARD, scenario_of
 from analysis.stats.text import number

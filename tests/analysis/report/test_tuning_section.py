@@ -11,12 +11,12 @@ from analysis.cli import main
 from analysis.design.rates import choice_of
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
+from analysis.report.matching import match, tuned_arms
 from analysis.results import Cell
 from analysis.results.locked import LockedPlan, encode_plan, hash_of
 from analysis.results.records import read_run
 from analysis.stats import Rules, compare
-from analysis.stats.matching import match
-from analysis.stats.primary import regret_variance, resampled, tuned_arms
+from analysis.stats.tuning import regret_variance, resampled
 from replication.__main__ import main as replication
 
 BETAS = {0: 0.1, 1: 0.3}

@@ -5,9 +5,9 @@ import pytest
 from synthetic import BETAS, cell, fail, publish, result, write_sweep
 
 from analysis.checks import load_sweep
+from analysis.report.matching import match, warm_starts
 from analysis.results import DamagedFileError
 from analysis.results.records import read_run
-from analysis.stats.matching import match, warm_starts
 from lit_klrb.errors import ConfigurationError
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 from synthetic import BETAS, diverge, grid_results, write_sweep
 
 from analysis.checks import load_sweep
-from analysis.stats.matching import arm_outcomes, compared, start_of
+from analysis.report.matching import arm_outcomes, compared, start_of
 
 
 def test_means_and_matched_differences_are_those_of_the_files(tmp_path):

@@ -9,8 +9,9 @@ from designs import draw_pairs
 from statsmodels.stats.multitest import multipletests
 
 from analysis.stats import Rules, compare
-from analysis.stats.primary import Tuned, one_step
+from analysis.stats.primary import one_step
 from analysis.stats.swaps import mean_swap_test, ratio_swap_test, swap_test
+from analysis.stats.tuning import Tuned
 
 
 def test_it_is_bonferronis_over_the_tests_that_were_run():

@@ -8,7 +8,7 @@ from statsmodels.stats.anova import anova_lm
 from synthetic import write_sweep
 
 from analysis.checks import load_sweep
-from analysis.stats.matching import match, matched_evaluations
+from analysis.report.matching import match, matched_evaluations
 from analysis.stats.power import noise_share
 
 PROMPTS = 12

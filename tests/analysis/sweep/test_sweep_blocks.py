@@ -4,7 +4,7 @@ import pytest
 
 from analysis.checks import load_sweep
 from analysis.cli import main
-from analysis.stats.matching import warm_starts
+from analysis.report.matching import warm_starts
 
 STAGES = ("dpo-a", "dpo-b", "dpo-c")
 

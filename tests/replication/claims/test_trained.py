@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from analysis.report.matching import match
 from analysis.stats.contrast import objective_contrast
 from analysis.stats.frontier import nondominated
-from analysis.stats.matching import match
 from analysis.stats.swaps import RESAMPLES
 from replication.claims.evidence import CAPACITIES, SWEEPS
 from replication.claims.trained import compared, kl_finding, objectives, share_finding

@@ -1,4 +1,4 @@
-"""The matched pairs of a sweep, their evaluations and curves, and the outcomes of each arm."""
+"""The arrays of a sweep: its matched pairs, their evaluations and curves, outcomes of arms, chosen rates."""
 
 import functools
 import os
@@ -8,14 +8,18 @@ from itertools import product
 
 import numpy as np
 
+from analysis.design.rates import edge_of, trial_outcomes
 from analysis.results.records import OBJECTIVE, Cell, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import Curves, FloatArray, Pairs
+from analysis.stats.tuning import Tuned, resampled
 from lit_klrb import schema
 
 # The settings that determine the weights from which a run starts.
 _STARTS = ("model.policy_path", "model.policy_layers")
+# Number of bootstrap samples of the chosen rates.
+SAMPLES = 2_000
 # Smallest number of replicates whose spread is compared.
 _FEWEST = 3
 
@@ -246,4 +250,36 @@ def start_of(sweep: Sweep) -> dict[str, float | None]:
         first = [value for run in sweep.grid.values() if (value := run.first(key)) is not None]
         last = np.mean([run.outcome(key) for run in latest]) if latest else np.nan
         found[key] = float(np.mean(first)) if first else float(last) if np.isfinite(last) else None
+    return found
+
+
+def tuned_arms(sweep: Sweep, *, ratio: bool = False) -> dict[str, Tuned]:
+    """What is known of each arm's rate; empty without a choice.
+
+    All arms share the resampled replicates, as their runs share seeds.
+
+    Args:
+        sweep: The sweep.
+        ratio: Whether regrets are those of the logarithm of a KL, where it decides, instead of the KL.
+    """
+    if sweep.plan.tuning is None or not sweep.locked.rates:
+        return {}
+    rates = sorted(sweep.plan.tuning.rates)
+    outcomes = trial_outcomes(sweep.plan, sweep.trials)
+    count = sweep.plan.tuning.replicates
+    drawn = np.random.default_rng(0).integers(count, size=(SAMPLES, count))
+    found = {}
+    for arm, rate in sweep.locked.rates.items():
+        if rate not in rates or not np.isfinite(outcomes[arm]).any():
+            continue
+        edge, chosen = edge_of(rates, rate), rates.index(rate)
+        logs = sweep.plan.primary.outcome == schema.KL
+        values = outcomes[arm]
+        if logs:  # negative logarithms of KLs, from negative KLs
+            values = -np.log(np.where(values < 0, -values, np.nan))
+        kept, best, own = resampled(values, np.log(rates), chosen, drawn)
+        lost = np.exp(-own) - np.exp(-best) if logs and not ratio else best - own
+        usable = np.isfinite(outcomes[arm]).all(axis=0)
+        left_out = tuple(rates[index] for index in np.flatnonzero(usable & ~kept))
+        found[arm] = Tuned(rate, edge, left_out, np.zeros_like(lost) if edge else np.maximum(0.0, lost))
     return found
