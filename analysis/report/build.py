@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.design.fingerprint import code_hash
 from analysis.report.assessment import Assessment, load_assessment, meaning_of, title_of
-from analysis.report.elements import page
+from analysis.report.elements import Section, page
 from analysis.report.matching import ArmOutcome, arm_outcomes, compared, start_of
 from analysis.report.sections import Builder, sections_of
 from analysis.report.sections.summary import verdict_numbers
@@ -97,8 +97,6 @@ def _mean(estimate: Estimate) -> dict[str, Any]:
     return {"mean": estimate.value, "interval": interval and interval.ends}
 
 
-# Libraries of which another version can change drawings or, by more than rounding, numbers.
-_ENGINES = ("numpy", "scipy", "moocore", "matplotlib")
 # Key of `results.json` with the checksum of the rest of it.
 CHECKSUM = "checksum"
 # Significant digits of the numbers.
@@ -124,18 +122,33 @@ def write(assessment: Assessment, output: Path | None = None, added: Sequence[Bu
     host, cores = platform.uname(), os.cpu_count() or 1
     machine = f"{host.system}, {host.machine}, {cores} core{'s' * (cores > 1)}"
     made = {"date": datetime.date.today().isoformat(), "machine": machine}
-    content, found = compose(assessment, output, added, made)
+    sections = sections_of(assessment, added)
+    content = _page(assessment, sections, made)
     write_output(output, content)
+    found = {
+        "schema": NUMBERS_SCHEMA,
+        "runs": os.path.relpath(assessment.sweep.directory, output.parent),
+        "page": {"name": output.name, "sha256": hashlib.sha256(content).hexdigest()},
+        "code": code_version(tuple(added)),
+        "made": made,
+        **numbers_of(assessment, sections),
+    }
+    found[CHECKSUM] = checksum_of(found)
     text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
     write_output(numbers, text.encode() + b"\n")
     return output
 
 
-def compose(
-    assessment: Assessment, output: Path, added: Sequence[Builder], made: Mapping[str, str]
-) -> tuple[bytes, dict[str, Any]]:
-    """The page of a sweep, and the content of `results.json`."""
-    sweep, parts = assessment.sweep, sections_of(assessment, added)
+def numbers_of(assessment: Assessment, parts: Mapping[str, Sequence[Section]]) -> dict[str, Any]:
+    """What is computed from a sweep, for `results.json`: the summary, and the numbers of each section."""
+    sections = {section.name: section.numbers for own in parts.values() for section in own}
+    found: dict[str, Any] = _plain({**summary_numbers(assessment), "sections": sections})
+    return found
+
+
+def _page(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made: Mapping[str, str]) -> bytes:
+    """The page of a sweep."""
+    sweep = assessment.sweep
     seconds = sum(sweep.seconds.values())
     facts = [
         f"Sweep {sweep.plan.name}",
@@ -145,22 +158,7 @@ def compose(
         "python -m analysis report RUNS_DIR",
     ]
     title, lead = title_of(assessment), meaning_of(assessment)
-    content = page(title, [*filter(None, facts)], parts, assessment.withheld, lead).encode()
-    numbers: dict[str, Any] = _plain(
-        {
-            "schema": NUMBERS_SCHEMA,
-            "runs": os.path.relpath(sweep.directory, output.parent),
-            "page": {"name": output.name, "sha256": hashlib.sha256(content).hexdigest()},
-            "code": code_version(tuple(added)),
-            "engines": engines(),
-            "made": dict(made),
-            **summary_numbers(assessment),
-            "sections": {
-                section.name: section.numbers for sections in parts.values() for section in sections
-            },
-        }
-    )
-    return content, {**numbers, CHECKSUM: checksum_of(numbers)}
+    return page(title, [*filter(None, facts)], parts, assessment.withheld, lead).encode()
 
 
 def checksum_of(numbers: dict[str, Any]) -> str:
@@ -173,11 +171,6 @@ def code_version(added: tuple[Builder, ...] = ()) -> dict[str, str]:
     """The version of the code that makes a report: its number and the hash of its sources."""
     modules = sorted({builder.__module__ for builder in added})
     return {"version": version("lit-klrb"), "sources": code_hash(__name__, *modules)}
-
-
-def engines() -> dict[str, str]:
-    """Versions of the libraries for computations and drawings."""
-    return {name: version(name) for name in _ENGINES}
 
 
 def _plain(value: Any) -> Any:

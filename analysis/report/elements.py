@@ -65,10 +65,15 @@ def _texts(column: Sequence[Cell]) -> list[str]:
 class Figure:
     """A drawing with text alternatives."""
 
-    svg: str
+    draw: Callable[[], str]  # makes the drawing, as SVG; a page does, `verify` does not
     alt: str  # a description in one or two sentences
     caption: str  # how to read it; names the unit that n counts
     table: Table | None = None  # the numbers that it shows; None if a table of its section has them
+
+    @cached_property
+    def svg(self) -> str:
+        """The drawing."""
+        return self.draw()
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,21 @@ def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
         name: {step: error and Z * error for step, error in found.get(f"val/{name}_se", {}).items()}
         for name in measured
     }
+    columns: list[tuple[str, Mapping[int, float | None]]] = []
+    for name, curve in measured.items():
+        columns += [(SHOWN[name], curve), *([("± 95 %", widths[name])] if widths[name] else [])]
+    header = ("step", *(name for name, _ in columns))
+    rows = [(str(step), *(values.get(step) for _, values in columns)) for step in steps]
+    labels = [SHOWN[name] for name in measured]
+    alt = f"{' and '.join(labels)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
+    return Section(
+        "curves",
+        "Reward, KL and length" if schema.REWARD in measured else "KL and length",
+        figures=[Figure(lambda: _draw(measured, widths), alt, CAPTION, Table("Evaluations.", header, rows))],
+    )
+
+
+def _draw(measured: Mapping[str, Curve], widths: Mapping[str, Mapping[int, float | None]]) -> str:
     across = 2 if len(measured) > 3 else len(measured)
     down = -(-len(measured) // across)
     with sheet(0.3 + 2 * down) as drawn:
@@ -106,18 +121,7 @@ def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
                 axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
             axes.set_title(SHOWN[name], loc="left")
-    columns: list[tuple[str, Mapping[int, float | None]]] = []
-    for name, curve in measured.items():
-        columns += [(SHOWN[name], curve), *([("± 95 %", widths[name])] if widths[name] else [])]
-    header = ("step", *(name for name, _ in columns))
-    rows = [(str(step), *(values.get(step) for _, values in columns)) for step in steps]
-    labels = [SHOWN[name] for name in measured]
-    alt = f"{' and '.join(labels)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
-    return Section(
-        "curves",
-        "Reward, KL and length" if schema.REWARD in measured else "KL and length",
-        figures=[Figure(drawn.svg, alt, CAPTION, Table("Evaluations.", header, rows))],
-    )
+    return drawn.svg
 
 
 def _completions(run: Path) -> Section | None:

@@ -1,35 +1,12 @@
 """Formatting of numbers, intervals and p-values for sentences and tables."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 
 from analysis.stats.contrast import TTest
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Interval
 from analysis.stats.swaps import SwapTest
-
-_printed: ContextVar[list[float] | None] = ContextVar("_printed", default=None)
-
-
-@contextmanager
-def printed() -> Iterator[list[float]]:
-    """Collect the numbers that are formatted in the block, unrounded."""
-    values: list[float] = []
-    token = _printed.set(values)
-    try:
-        yield values
-    finally:
-        _printed.reset(token)
-
-
-def _note(value: float) -> float:
-    """Note a number that is printed, and return it."""
-    values = _printed.get()
-    if values is not None:
-        values.append(value)
-    return value
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -45,7 +22,6 @@ def number(value: float | None, digits: int = 3) -> str:
         return "∞" if value > 0 else "−∞"
     if abs(value) < 1e-12:  # a rounding error of 0
         return "0"
-    _note(value)
     places = digits - 1 - math.floor(math.log10(abs(value)))
     if -4 < places <= digits + 4:
         text = f"{round(value, places):.{max(0, places)}f}"
@@ -77,12 +53,12 @@ def percent(level: float) -> str:
         >>> percent(0.95), percent(1 - 0.05 / 4), percent(1 - 0.05 / 52)
         ('95%', '98.75%', '99.904%')
     """
-    return f"{_note(100 * level):.5g}%"
+    return f"{100 * level:.5g}%"
 
 
 def fixed(value: float, decimals: int) -> str:
     """A number with a fixed number of decimals."""
-    return f"{_note(value):.{decimals}f}"
+    return f"{value:.{decimals}f}"
 
 
 def decimals_of(values: Iterable[float | None]) -> int:
@@ -114,7 +90,7 @@ def aligned_ends(interval: Interval | None, decimals: int) -> str:
 
 def whole_percent(share: float) -> str:
     """A share in percent without decimals."""
-    return f"{_note(100 * share):.0f}%"
+    return f"{100 * share:.0f}%"
 
 
 def interval_text(interval: Interval | None) -> str:

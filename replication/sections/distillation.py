@@ -75,7 +75,7 @@ def _figure(
     artifact: DistillationArtifact, compared: Mapping[str, Sequence[DistilledArm]], control: str
 ) -> Figure:
     return Figure(
-        _draw(artifact, compared, control),
+        lambda: _draw(artifact, compared, control),
         f"Forest plot of the final KL of each arm relative to “{control}”, at each point of the map, with "
         "one panel per capacity of the student.",
         f"Left of 1 an arm ends nearer to the teacher than “{control}”. Geometric mean over runs (n counts "

@@ -94,7 +94,7 @@ def _figure(study: TabularStudy) -> Figure:
         for name in study.forward
     ]
     return Figure(
-        _draw(study),
+        lambda: _draw(study),
         "Curves of the KL over steps of gradient descent with the exact gradient and with each estimator's, "
         "unbiased estimators above and biased ones below.",
         "Left: descent on the KL, which should lead to the reference; right: on −J = β KL − E[reward], which "

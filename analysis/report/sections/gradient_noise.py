@@ -121,7 +121,7 @@ def _absolute(measured: _Measured) -> Table:
 def _figure(measured: _Measured) -> Figure:
     findings, control = measured.findings, measured.control
     return Figure(
-        _draw(findings, measured.names, control),
+        lambda: _draw(findings, measured.names, control),
         f"Forest plot of the gradient's variance under each estimator relative to {control}, for the KL and "
         f"the whole objective at each snapshot of training, β = {measured.beta:g}.",
         f"{measured.prefix}Left of 1 an estimator has less noise than {control}. Bars are the ratios "

@@ -170,6 +170,15 @@ def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
 
 
 def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
+    return Figure(
+        lambda: _draw(snapshots, sizes),
+        "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
+        "Left is better. One mark is one estimator at one snapshot: the square root of the mean variance "
+        "over prompts.",
+    )
+
+
+def _draw(snapshots: Snapshots, sizes: list[int]) -> str:
     names, labels = [name for name in NAMES if name in snapshots[0][1]], [label for label, _ in snapshots]
     styles = looks(labels, labels[0])
     with sheet(0.9 + 0.34 * len(names)) as drawn:
@@ -184,9 +193,4 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
         axes.invert_yaxis()
         axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")
         drawn.legend(columns=len(snapshots))
-    return Figure(
-        drawn.svg,
-        "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
-        "Left is better. One mark is one estimator at one snapshot: the square root of the mean variance "
-        "over prompts.",
-    )
+    return drawn.svg

@@ -173,7 +173,7 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
     control, blocks = plan.primary.control, list(plan.grid.blocks)
     one, own = ("β or block", "The mean of a block is over all β. ") if blocks else ("β", "")
     return Figure(
-        _draw(assessment, comparisons),
+        lambda: _draw(assessment, comparisons),
         f"Forest plot of differences to {control} in each outcome, per β and overall.",
         "Each small dot is one matched pair; the mark is the mean over replicates. “All β” is the quantity "
         f"that is tested, with its simultaneous interval; a single {one} has a 95% t interval and is shown "

@@ -50,7 +50,7 @@ def tradeoff(assessment: Assessment) -> Section | None:
 
 def _figure(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolArray) -> Figure:
     return Figure(
-        _draw(assessment, runs, points, on),
+        lambda: _draw(assessment, runs, points, on),
         f"Reward against KL for {', '.join(assessment.sweep.plan.grid.arms)}: means over replicates at each "
         f"beta, and {len(runs)} single runs, {int(on.sum())} of them on the frontier.",
         "Up is more reward, left is closer to the reference. A large mark is the mean over the replicates of "

@@ -92,6 +92,15 @@ def _tuning_table(
 
 
 def _tuning_figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figure:
+    return Figure(
+        lambda: _draw_tuning(sweep, outcomes, name),
+        f"{name} against the rate, one line per arm, with the chosen rates.",
+        f"Mean {name} over β and its 95% t interval over replicates; pale lines are single replicates, "
+        "dotted lines the chosen rates.",
+    )
+
+
+def _draw_tuning(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> str:
     plan = sweep.plan
     rates = np.array(sorted(plan.tuning.rates) if plan.tuning else [])
     styles = looks(plan.grid.arms, plan.primary.control)
@@ -111,12 +120,7 @@ def _tuning_figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) 
         axes.set_xlabel("rate (log scale)")
         axes.set_ylabel(name)
         drawn.legend(legend_lines({arm: styles[arm] for arm in outcomes}, lines=True))
-    return Figure(
-        drawn.svg,
-        f"{name} against the rate, one line per arm, with the chosen rates.",
-        f"Mean {name} over β and its 95% t interval over replicates; pale lines are single replicates, "
-        "dotted lines the chosen rates.",
-    )
+    return drawn.svg
 
 
 METRICS = {schema.REWARD: "mean reward", schema.KL: "KL (nats)"}
@@ -167,7 +171,7 @@ def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
         return None
     name = NAMES[source]
     return Figure(
-        _draw(assessment, runs, source),
+        lambda: _draw(assessment, runs, source),
         f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row per β.",
         f"{name}: reward and KL {where}. Thick lines are means of an arm over its replicates, at the steps "
         "at which all of them have a value, with pointwise 95% t intervals; pale lines are single runs. "

@@ -1,6 +1,5 @@
 """`verify` detects forged pages, figures and numbers, and lists what it could not compare."""
 
-import hashlib
 import json
 import re
 
@@ -59,35 +58,19 @@ def test_a_changed_digit_of_the_numbers_is_named(page, verified):
     assert "differs: results.json: arms[0].n: 6 is written, the results give 2" in lines
 
 
-def test_a_forged_word_is_found_even_with_a_new_hash_of_the_page(page, verified):
+def test_a_page_other_than_the_one_that_was_written_is_found_by_its_hash(page, verified):
+    assert verified(page)[0] == 0
     page.write_text(page.read_text("utf-8").replace("= 4 runs", "= 5 runs"), "utf-8")
-    code, lines = verified(page)
-    assert code == 1
-    assert "differs: report.html: is not the page that results.json was written with" in lines
-    with_new_hash(page)
-    code, lines = verified(page)
-    assert code == 1
-    (line,) = (line for line in lines if line.startswith("differs"))
-    assert line.startswith("differs: report.html: line ")
+    assert verified(page)[:1] == (1,)
+    assert "differs: report.html: is not the page that results.json was written with" in verified(page)[1]
+    page.unlink()  # as those of published sweeps
+    assert verified(page.parent)[0] == 0
 
 
-def with_new_hash(page):
-    edit_numbers(page.parent, lambda numbers: numbers["page"].update(sha256=_sha256(page)))
-
-
-def _sha256(page):
-    return hashlib.sha256(page.read_bytes()).hexdigest()
-
-
-def test_a_number_of_a_page_is_compared_up_to_its_last_digit(page, verified):
-    text = page.read_text("utf-8")
-    number = re.search(r"<td class=\"n\">[+−]0\.(\d+)</td>", text)
-    forged = f"{int(number[1]) + 1:0{len(number[1])}d}"
-    page.write_text(text.replace(number[0], number[0].replace(number[1], forged), 1), "utf-8")
-    with_new_hash(page)
-    code, lines = verified(page)
-    assert code == 1
-    assert sum(line.startswith("differs: report.html: line ") for line in lines) == 1
+def test_no_page_is_made_again(page, verified, monkeypatch):
+    monkeypatch.setattr("analysis.report.figures.Canvas.savefig", None)
+    monkeypatch.setattr("analysis.report.build.page", None)
+    assert verified(page)[0] == 0
 
 
 def test_any_digit_of_the_numbers_changed_by_hand_is_found(page, verified):
@@ -98,39 +81,6 @@ def test_any_digit_of_the_numbers_changed_by_hand_is_found(page, verified):
     code, lines = verified(page)
     assert code == 1
     assert "differs: results.json: was changed after it was written: it has another checksum" in lines
-
-
-def test_a_forged_line_break_is_found_even_with_a_new_hash(page, verified):
-    page.write_bytes(page.read_bytes().replace(b"\n", b"\r\n", 1))
-    with_new_hash(page)
-    code, lines = verified(page)
-    assert code == 1
-    (line,) = (line for line in lines if line.startswith("differs"))
-    assert "drawing" not in line
-
-
-def test_a_forged_figure_is_found_even_with_a_new_hash(tmp_path, verified):
-    page = build(write_sweep(tmp_path, **SMALL))
-    assert verified(page)[0] == 0
-    content = page.read_bytes()
-    place = re.search(rb"d=%22M (\d)", content).start(1)
-    page.write_bytes(content[:place] + b"%d" % (9 - int(content[place : place + 1])) + content[place + 1 :])
-    with_new_hash(page)
-    code, lines = verified(page)
-    assert code == 1
-    (line,) = (line for line in lines if line.startswith("differs"))
-    assert "drawing" in line
-
-
-def test_a_drawing_of_another_version_that_differs_is_not_compared(page, verified):
-    edit_numbers(page.parent, lambda numbers: numbers["engines"].update(matplotlib="0.1"))
-    assert verified(page)[0] == 0, "it is the same drawing"
-    page.write_text(page.read_text("utf-8").replace("%3Csvg", "%3Csvg width=%229%22", 1), "utf-8")
-    with_new_hash(page)
-    code, lines = verified(page)
-    assert code == 3
-    assert any("of its drawings, which were made under matplotlib 0.1 (here " in line for line in lines)
-    assert lines[-1] == "everything that was compared agrees with the results"
 
 
 def by_other_code(numbers):
@@ -148,7 +98,7 @@ def test_words_and_fields_of_a_report_of_other_code_are_not_compared_but_listed(
     edit_numbers(page.parent, edit)
     code, lines = verified(page)
     assert code == 3
-    (line,) = (line for line in lines if line.startswith("not compared: 3 differences in words, fields or "))
+    (line,) = (line for line in lines if line.startswith("not compared: 3 differences in words or fields: "))
     assert "written by version 0.1.0 (000000000000), this is version 0.1.0" in line
     place = "not compared: results.json: sections.verdict.verdicts.RaoBlackwell[0]"
     assert f'{place}.unit: "points of reward" is written, the results give "reward units"' in lines
@@ -170,6 +120,8 @@ def first(numbers):
         lambda numbers: first(numbers).update(interval=[0.1, 0.2]),
         lambda numbers: first(numbers).update(p=None),
         lambda numbers: numbers["arms"][0].update(n=6),
+        lambda numbers: next(iter(numbers["sections"]["tradeoff"]["runs"].values())).update(reward=9.0),
+        lambda numbers: numbers["plan"].update(hash="0"),
     ],
 )
 def test_an_altered_number_or_verdict_is_a_difference_even_in_a_report_of_other_code(page, verified, edit):
@@ -181,19 +133,6 @@ def test_an_altered_number_or_verdict_is_a_difference_even_in_a_report_of_other_
     assert what.startswith("differs: 1 difference in numbers or verdicts: the report was written by version ")
     assert what.endswith("and either the code or the report changed")
     assert where.startswith("differs: results.json: ")
-
-
-def test_what_a_report_of_other_code_copies_from_the_results_is_compared(page, verified):
-    edit_numbers(page.parent, by_other_code)
-    for edit in (
-        lambda numbers: next(iter(numbers["sections"]["tradeoff"]["runs"].values())).update(reward=9.0),
-        lambda numbers: numbers["sections"]["provenance"]["results"].popitem(),
-        lambda numbers: numbers["plan"].update(hash="0"),
-    ):
-        before = (page.parent / "results.json").read_text()
-        edit_numbers(page.parent, edit)
-        assert verified(page)[0] == 1
-        (page.parent / "results.json").write_text(before)
 
 
 @pytest.mark.parametrize(
