@@ -14,13 +14,13 @@ from scipy import stats
 from analysis.results.records import LARGEST_VALUE
 from analysis.results.store import DamagedFileError, read_bytes
 from analysis.stats import frontier
-from analysis.stats.claims import FRONTIER_SHARE, OBJECTIVE
-from analysis.stats.comparison import secondary_verdicts
+from analysis.stats.claims import OBJECTIVE
+from analysis.stats.comparison import corrected, secondary_findings
 from analysis.stats.contrast import objective_contrast
+from analysis.stats.matched_kl import matched_kl
 from analysis.stats.pairs import BoolArray, Pairs
-from analysis.stats.primary import Rules, corrected, gated_verdicts
 from analysis.stats.swaps import swap_test
-from analysis.stats.text import count, number, probability
+from analysis.stats.text import count, interval_text, number, probability, signed
 from analysis.stats.verdict import Verdict
 from lit_klrb.errors import ConfigurationError
 from replication.audit_share import ALPHA, audit_share, read_share, settle
@@ -126,7 +126,7 @@ def audit_points(points: Sequence[PublishedRun], control: str) -> list[str]:
     groups = {name: [point for point in points if point.method in (name, control)] for name in others}
     matched = {name: _matched(group, name, control) for name, group in groups.items()}
     designs = [pairs for pairs in matched.values() if pairs]
-    tests, gated = _verdicts(designs, BETA in points[0].columns)
+    tests = _verdicts(designs, BETA in points[0].columns)
     lines = _repeated(points)
     for name, pairs in matched.items():
         treated = np.array([point.method == name for point in groups[name]])
@@ -138,14 +138,15 @@ def audit_points(points: Sequence[PublishedRun], control: str) -> list[str]:
             lines += [*_unmatching(groups[name], name), _unmatched(wins, total, treated)]
             continue
         lines += _frontier(name, pairs)
-        lines += [f"  {one.claim.key}: {one.sentence}" for one in [*tests, *gated] if one.treatment == name]
+        lines += [f"  {one.claim.key}: {one.sentence}" for one in tests if one.treatment == name]
+        lines.append(f"  matched_kl, described: {_matched_kl(pairs)}")
     if tests:
         lines.append(
-            f"p-values are corrected over {len(tests)} tests, and intervals are simultaneous. The reward at "
-            "matched KL is tested only where the test of J rejects, and at its level. The tests are "
+            f"p-values are corrected over {len(tests)} tests, and intervals are simultaneous. The tests are "
             "exploratory, as none was planned."
         )
-    return [*lines, FRONTIER_SHARE.caveat]
+    caveat = "A larger share also comes from a larger spread between runs; it does not make a method better."
+    return [*lines, caveat]
 
 
 def _repeated(points: Sequence[PublishedRun]) -> list[str]:
@@ -192,20 +193,25 @@ def _one_to_one(points: Sequence[PublishedRun], name: str, without: str | None =
     return sides[0] == sides[1] and set(sides[0].values()) == {1}
 
 
-def _verdicts(designs: Sequence[Pairs], with_beta: bool) -> tuple[list[Verdict], list[Verdict]]:
-    """All verdicts for which there are columns: those of one family, and the gated ones, at its level."""
-    objectives = [Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs)) for pairs in designs]
-    shown = objectives if with_beta else []
-    others = [verdict for pairs in designs for verdict in secondary_verdicts(pairs, [], Rules())]
-    family = corrected([*shown, *others], ALPHA)
-    # Without beta all pairs are at one, for which there is no fit
-    primary = family[: len(shown)] or objectives
-    gated = gated_verdicts(designs, primary, Rules(ALPHA, comparisons=len(family)))
-    return family, [verdict for verdict, _ in gated]
+def _verdicts(designs: Sequence[Pairs], with_beta: bool) -> list[Verdict]:
+    """All verdicts for which there are columns, as one family."""
+    found = []
+    for pairs in designs:
+        if with_beta:
+            found.append(Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs)))
+        found += secondary_findings(pairs, "objective")
+    return corrected(found, ALPHA)
+
+
+def _matched_kl(pairs: Pairs) -> str:
+    found = matched_kl(pairs)
+    interval = interval_text(found.estimate.interval())
+    return found.refused or f"difference in reward {signed(found.estimate.value)}, {interval}"
 
 
 def _frontier(name: str, pairs: Pairs) -> list[str]:
-    contributions = frontier.share_contributions(pairs)
+    member = frontier.pooled_frontier(pairs).astype(np.float64)
+    contributions = member[:, 0] - member[:, 1]
     ahead, discordant = int((contributions > 0).sum()), int((contributions != 0).sum())
     lines = [
         f"{count(len(pairs), 'matched pair')}, {discordant} with exactly one run on the frontier, {ahead} of "

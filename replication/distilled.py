@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 
 from analysis.results.artifacts import FloatArray
+from analysis.stats.comparison import one_step
 from analysis.stats.intervals import Estimate, Interval
-from analysis.stats.primary import one_step
 from replication import schema
 from replication.artifacts import DistillationArtifact
 

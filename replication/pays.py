@@ -18,10 +18,10 @@ from analysis.report.figures import Look, legend_lines, looks, sheet
 from analysis.report.matching import match, tuned_arms
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
+from analysis.stats.comparison import Rules, corrected, primary_finding
 from analysis.stats.contrast import Contrast, equal_betas, mean_of, objective
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.primary import Rules, corrected, primary_finding
 from analysis.stats.tuning import regret_variance
 from analysis.stats.verdict import Verdict
 from lit_klrb import schema

@@ -27,6 +27,7 @@ def report_command(arguments: argparse.Namespace) -> int:
     # Imported here as the libraries for figures are slow to import
     from analysis.report.assessment import load_assessment, sentence_of
     from analysis.report.build import write
+    from analysis.report.power import warnings
     from analysis.report.run import build_run
     from analysis.report.sections import added_sections
 
@@ -36,6 +37,8 @@ def report_command(arguments: argparse.Namespace) -> int:
     assessment = load_assessment(arguments.runs)
     page = write(assessment, arguments.output, added_sections())
     print(printable(sentence_of(assessment)), page, sep="\n")
+    for line in warnings(assessment.sweep):
+        print(f"warning: {line}", file=sys.stderr)
     return 0
 
 

@@ -81,7 +81,7 @@ def plan_command(arguments: argparse.Namespace) -> int:
         for key, (own, control) in arm.evaluation.items():
             values = f"{key} = {own}, the control with {control}"
             print(f"{label} is evaluated with {values}: not the same outcome")
-    print("\n".join(_attainable(plan)))
+    print("\n".join(_compared(plan)))
     for line in at_the_edge(plan, LockedPlan.read(store.directory / layout.PLAN).rates):
         print(f"  {line}")
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
@@ -117,24 +117,18 @@ def _print_time(todo: Sequence[Cell], clock: Clock, workers: int) -> None:
     print(f"about {duration(left)} with {workers} at a time")
 
 
-def _attainable(plan: Plan) -> list[str]:
-    """Lines with the smallest p-value that the design allows."""
+def _compared(plan: Plan) -> list[str]:
+    """Lines with what is compared, and by how many pairs."""
     grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
         return [f"nothing is compared: {primary.control} is the only arm"]
-    # Of 2**pairs swaps the two with all signs alike are the most extreme; a t test can attain any p
-    least = 0.0 if grid.over_blocks else min(1.0, 2.0 ** (1 - plan.pairs))
-    test = "t test over blocks" if grid.over_blocks else f"smallest two-sided p of a swap test {least:.2g}"
-    verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
     lines = [
         f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
     ]
     if blocks := grid.blocks:
-        few = "" if grid.over_blocks else "; too few for a verdict on others"
         each = grid.replicates // len(blocks)
-        lines.append(f"  {len(blocks)} blocks of {each} replicates ({', '.join(blocks)}){few}")
-    lines.append(f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {len(others)}): {verdict}")
+        lines.append(f"  {len(blocks)} blocks of {each} replicates ({', '.join(blocks)})")
     if plan.tuning:
         rates = sorted(plan.tuning.rates)
         lines.append(

@@ -1,20 +1,17 @@
 """A sweep with its comparisons, from which all sections are built, and its answer in one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.checks import load_sweep
-from analysis.report.matching import match, matched_curves, tuned_arms
+from analysis.report.matching import match, start_of, tuned_arms
+from analysis.results.records import OBJECTIVE
 from analysis.results.sweep import Sweep
-from analysis.stats import Comparison, Pairs, Rules, compare
-from analysis.stats.contrast import objective
-from analysis.stats.frontier import Reference
+from analysis.stats import Comparison, Outcome, Pairs, Rules, Verdict, compare
+from analysis.stats.comparison import primary_verdicts
 from analysis.stats.intervals import Interval
-from analysis.stats.pairs import Curves
-from analysis.stats.primary import primary_contrast, primary_verdicts
-from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, whole_percent
-from analysis.stats.verdict import Outcome
+from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number
 from lit_klrb import schema
 
 # Why a plan that was changed after results could have been seen has no verdict.
@@ -39,11 +36,10 @@ def load_assessment(directory: Path) -> Assessment:
     plan = sweep.plan
     designs = [match(sweep, name, plan.primary.control) for name in plan.comparisons]
     designs = [pairs for pairs in designs if len(pairs)]
-    withheld = _withheld(sweep, designs)
-    primary = plan.primary
-    given = primary.alpha, primary.margins, primary.outcome, len(plan.comparisons)
-    rules = Rules(*given, corner_of(sweep), withheld, tuned_arms(sweep))
-    comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
+    withheld, primary = _withheld(sweep, designs), plan.primary
+    margin = primary.margins.get(primary.outcome)
+    rules = Rules(primary.alpha, margin, primary.outcome, len(plan.comparisons), withheld, tuned_arms(sweep))
+    comparisons = compare(designs, rules)
     return Assessment(sweep, comparisons, withheld, "" if withheld else _if_worst(sweep, comparisons, rules))
 
 
@@ -95,25 +91,6 @@ def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:
     return "" if designs else "no two runs form a matched pair"
 
 
-def _curves(sweep: Sweep, pairs: Pairs) -> list[Curves]:
-    metrics = (schema.KL,) if sweep.plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
-    found = (matched_curves(sweep, pairs, metric) for metric in metrics)
-    return [curves for curves in found if curves is not None]
-
-
-def corner_of(sweep: Sweep) -> Reference | None:
-    """The corner of the hypervolume: the worst KL and reward of any run.
-
-    Returns:
-        KL and reward; None if hypervolume is undefined, as a KL is not positive or the reward is void.
-    """
-    runs = [run for run in sweep.grid.values() if not run.diverged]
-    kl, reward = ([run.outcome(key) for run in runs] for key in (schema.KL, schema.REWARD))
-    if not runs or min(kl) <= 0 or sweep.plan.primary.outcome == schema.KL:
-        return None
-    return max(kl), min(reward)
-
-
 def title_of(assessment: Assessment) -> str:
     """The conclusion with its numbers; the arms alone if there is no verdict."""
     plan, comparisons = assessment.sweep.plan, assessment.comparisons
@@ -122,20 +99,23 @@ def title_of(assessment: Assessment) -> str:
         if len(others) > 2:
             return f"{len(others)} arms against {control}"
         return f"{' and '.join(others)} against {control}" if others else f"{control} alone"
-    if len(comparisons) == 1:
-        return _of_one(comparisons[0])
+    if all(one.pairs.diverged.all() for one in comparisons):
+        return f"All runs of {', '.join(others)} and {control} diverged"
     best = max(comparisons, key=_favourable)
-    if best.primary.outcome is Outcome.BETTER:
-        return _of_one(best)
+    if len(comparisons) == 1 or best.primary.outcome is Outcome.BETTER:
+        return f"{_of_one(best.primary)}{_from(assessment, best.primary)}"
     arms, found = f"{len(comparisons)} arms", {one.primary.outcome for one in comparisons}
+    text = f"It is open whether any of {arms} {_aim(best.primary)} {control}"
     words = {Outcome.WORSE: "worse than", Outcome.EQUIVALENT: "equivalent to"}
     if len(found) == 1 and (same := words.get(best.primary.outcome)):
-        return f"Each of {arms} is {same} {control}"
-    if found <= words.keys():  # what is open may be better
-        return f"No arm of {len(comparisons)} is better than {control}"
-    if found == {Outcome.CANNOT_REJECT}:
-        return _nothing_to_test(comparisons, arms, control)
-    return f"It is open whether any of {arms} {_aim(best)} {control}"
+        text = f"Each of {arms} is {same} {control}"
+    elif found <= words.keys():  # what is open may be better
+        text = f"No arm of {len(comparisons)} is better than {control}"
+    elif found == {Outcome.NO_VERDICT}:
+        text = f"Each of {arms} does the same as {control}"
+    elif found == {Outcome.CANNOT_REJECT}:
+        text = f"These runs are too few to tell any of {arms} from {control}"
+    return f"{text}{_from(assessment, best.primary)}"
 
 
 def sentence_of(assessment: Assessment) -> str:
@@ -144,22 +124,44 @@ def sentence_of(assessment: Assessment) -> str:
     return f"{title}: no verdict, {assessment.withheld}" if assessment.withheld else title
 
 
-def meaning_of(assessment: Assessment) -> str:
-    """What the title's numbers are."""
+def meaning_of(assessment: Assessment) -> Iterator[str]:
+    """What the title's numbers are, in sentences."""
     if assessment.withheld or not assessment.comparisons:
-        return ""
-    primary = assessment.comparisons[0].primary
-    if primary.claim.key == "kl":
-        what = "The KL to the reference decides, in nats per completion; lower is better."
-    else:
-        what = (
-            "What an arm earns is J = reward − β·KL, which training maximises: the reward of a completion "
-            "less β for each nat of KL to the reference."
-        )
-    level = f"{100 * (1 - primary.level):.4g}"
+        return
+    first = assessment.comparisons[0]
+    by_kl = first.primary.claim.key == schema.KL
+    yield (
+        "The KL to the reference decides, in nats per completion; lower is better."
+        if by_kl
+        else "J = reward − β·KL is what training maximises."
+    )
+    prompts = None if first.pairs.prompts is None else first.pairs.prompts.shape[1]
+    of = f"the {count(prompts, 'prompt')} that were" if prompts else "the prompts that were"
+    yield (
+        f"Differences are means over β of matched runs. The intervals of this answer are "
+        f"{level_of(first.primary)}, over seeds, for {of} evaluated."
+    )
     ranked = [one.pairs.treatment for one in assessment.comparisons if one.primary.by_ranks]
-    as_ranks = f" Those of {', '.join(ranked)} are of ranks, as runs diverged." if ranked else ""
-    return f"{what} Differences are means over β of matched runs, with {level} % intervals.{as_ranks}"
+    if ranked:
+        yield f"Those of {', '.join(ranked)} are of ranks, as runs diverged."
+    if margin := first.primary.margin:
+        within = [one.pairs.treatment for one in assessment.comparisons if _less(one.primary, margin)]
+        less = f"; {' and '.join(within)} by less than it" if within else ""
+        yield f"The planned margin is ±{number(margin)}{less}."
+    for one in assessment.comparisons:
+        if one.primary.outcome is Outcome.INCONCLUSIVE and (reach := one.primary.detectable) is not None:
+            these = f"These {count(len(one.pairs), 'pair')} of {one.pairs.treatment}"
+            yield f"{these} would have shown {number(reach)} or more (80 % power)."
+
+
+def level_of(verdict: Verdict) -> str:
+    """The level of the intervals of a page."""
+    return f"{100 * (1 - verdict.level):.5g} %"
+
+
+def _less(verdict: Verdict, margin: float) -> bool:
+    """Whether a difference is clear, and smaller than the planned margin."""
+    return verdict.outcome in (Outcome.BETTER, Outcome.WORSE) and abs(verdict.estimate.value) < margin
 
 
 def _favourable(comparison: Comparison) -> tuple[bool, bool, float]:
@@ -169,54 +171,57 @@ def _favourable(comparison: Comparison) -> tuple[bool, bool, float]:
     return primary.outcome is Outcome.BETTER, not primary.by_ranks, sign * primary.estimate.value
 
 
-def _aim(comparison: Comparison) -> str:
+def _aim(verdict: Verdict) -> str:
     """What a better arm does."""
-    if comparison.primary.by_ranks:
+    if verdict.by_ranks:
         return "is better than"
-    by_kl = comparison.primary.claim.key == "kl"
-    return "ends nearer to the reference than" if by_kl else "earns more than"
+    return "has a lower KL than" if verdict.claim.key == schema.KL else "has a higher J than"
 
 
-def _nothing_to_test(comparisons: Sequence[Comparison], arm: str, control: str) -> str:
-    """Why the test cannot reject: no pair has a difference, or there are too few of them."""
-    designs, key = [one.pairs for one in comparisons], comparisons[0].primary.claim.key
-    if all(pairs.diverged.all() for pairs in designs):
-        return f"All runs of {arm} and {control} diverged"
-    if not any(primary_contrast(pairs, key).values.any() for pairs in designs):
-        what = "KL" if key == "kl" else "J"
-        return f"No run of {arm} differs in {what} from that of {control} that it is paired with"
-    which = arm if len(comparisons) == 1 else f"any of {arm}"
-    return f"These runs are too few to tell {which} from {control}"
-
-
-def _of_one(comparison: Comparison) -> str:
-    primary, pairs = comparison.primary, comparison.pairs
-    value, interval = primary.estimate.value, primary.interval
-    treatment, control = pairs.treatment, pairs.control
+def _of_one(verdict: Verdict) -> str:
+    treatment, control, value = verdict.treatment, verdict.control, verdict.estimate.value
+    by_kl = verdict.claim.key == schema.KL
+    symbol, unit = ("KL", " nats") if by_kl else ("J", "")
+    interval = verdict.interval
     decimals = decimals_of([value, *(interval.ends if interval else ())])
-    shown, ends = aligned(value, decimals), aligned_ends(interval, decimals)
-    of_kl = primary.claim.key == "kl"
-    match primary.outcome:
-        case Outcome.BETTER | Outcome.WORSE if primary.by_ranks:
-            return f"{treatment} is {primary.outcome.value} than {control}, by ranks as runs diverged"
+    level = f"{level_of(verdict)} interval"
+    ends = f"{level} {aligned_ends(interval, decimals)}" if interval else "no interval"
+    match verdict.outcome:
+        case Outcome.NO_VERDICT:
+            return f"{treatment} and {control} do the same: no run differs from the one it is paired with"
+        case Outcome.BETTER | Outcome.WORSE if verdict.by_ranks:
+            return f"{treatment} is {verdict.outcome.value} than {control}, by ranks as runs diverged"
         case Outcome.BETTER | Outcome.WORSE:
             if interval is not None and value < 0:  # that of the size of the difference
-                interval = Interval(-interval.high, -interval.low, interval.level)
-            size = aligned(abs(value), decimals)
-            of_size = "without an interval" if interval is None else aligned_ends(interval, decimals)
-            if of_kl:
-                where = "nearer to" if value < 0 else "further from"
-                return f"{treatment} ends {size} nats {where} the reference than {control}, {of_size}"
-            more, theirs = "more" if value > 0 else "less", float(objective(pairs)[:, 1].mean())
-            share = f"; {whole_percent(abs(value / theirs))} of J" if abs(theirs) > abs(value) else ""
-            return f"{treatment} earns {size} {more} than {control}, {of_size}{share}"
+                turned = Interval(-interval.high, -interval.low, interval.level)
+                ends = f"{level} {aligned_ends(turned, decimals)}"
+            size, side = aligned(abs(value), decimals), "higher" if value > 0 else "lower"
+            return f"{treatment}: {symbol} {size}{unit} {side} than {control} ({ends})"
         case Outcome.EQUIVALENT:
-            margin = f"±{number(primary.margin)}"
-            return f"{treatment} and {control} are equal within {margin}: {shown}, {ends}"
+            margin = f"±{number(verdict.margin)}"
+            shown = aligned(value, decimals, sign=True)
+            return f"{treatment}: {symbol} equal to that of {control} within {margin} ({shown}, {ends})"
         case Outcome.CANNOT_REJECT:
-            return _nothing_to_test([comparison], treatment, control)
-        case _ if primary.by_ranks:
-            by = "" if primary.doubt else "by ranks "
-            return f"It is open whether {treatment} {_aim(comparison)} {control}, {by}as runs diverged"
+            return f"These runs are too few to tell {treatment} from {control}"
+        case _ if verdict.by_ranks:
+            by = "" if verdict.doubt else "by ranks "
+            return f"It is open whether {treatment} {_aim(verdict)} {control}, {by}as runs diverged"
         case _:
-            return f"It is open whether {treatment} {_aim(comparison)} {control}: {shown}, {ends}"
+            shown = aligned(value, decimals, sign=True)
+            return f"It is open whether {treatment} {_aim(verdict)} {control}: {shown}{unit} ({ends})"
+
+
+def _from(assessment: Assessment, verdict: Verdict) -> str:
+    """What the control gained in training, and where it started."""
+    by_kl, gain = verdict.claim.key == schema.KL, verdict.gain
+    if verdict.by_ranks:
+        return ""
+    if gain is None:
+        return f"; what {verdict.control} gained in training is unknown"
+    interval = gain.interval(1 - verdict.level)
+    decimals = decimals_of([gain.value, *(interval.ends if interval else ())])
+    ends = f" ({aligned_ends(interval, decimals)})" if interval else ""
+    start = start_of(assessment.sweep)[schema.KL if by_kl else OBJECTIVE]
+    did = "lowered it by" if by_kl else "gained"
+    of = "" if start is None else f" from {aligned(start, decimals)} at the start"
+    return f"; {verdict.control} {did} {aligned(gain.value, decimals)}{ends}{of}"

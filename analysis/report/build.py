@@ -22,8 +22,8 @@ from analysis.results import store
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN_SCHEMA, REPORT
 from analysis.results.records import OBJECTIVE
 from analysis.stats import Comparison, Verdict
-from analysis.stats.contrast import kl_ratio
-from analysis.stats.intervals import Estimate
+from analysis.stats.contrast import TTest, kl_ratio
+from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.text import count, number
 from lit_klrb import schema
 from lit_klrb.files import check_target, write_output
@@ -44,24 +44,32 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
         "complete": not sweep.missing,
         "withheld": assessment.withheld,
         "comparisons": [_comparison(one) for one in assessment.comparisons],
-        "arms": [_arm(outcome) for outcome in arm_outcomes(sweep, compared(sweep))],
+        "level": 1 - sweep.plan.level,
+        "arms": [_arm(outcome, 1 - sweep.plan.level) for outcome in arm_outcomes(sweep, compared(sweep))],
         "start": start_of(sweep),
     }
 
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:
-    primary, pairs, fit = comparison.primary, comparison.pairs, comparison.fit
+    primary, pairs, fit = comparison.primary, comparison.pairs, comparison.matched
+    test = "t_test" if isinstance(primary.test, TTest) else "swap_test"
+    gain, both, level = primary.gain, primary.over_prompts, 1 - primary.level
+    described = Estimate(math.nan) if fit is None else fit.estimate
     return {
         "treatment": pairs.treatment,
         "control": pairs.control,
         "outcome": primary.outcome.name.lower(),
-        "decided_by": None if primary.withheld else "block_test" if primary.over_blocks else "swap_test",
+        "decided_by": None if primary.withheld else "block_test" if primary.over_blocks else test,
         "objective": None,
         primary.claim.key: _verdict(primary),
+        "margin": primary.margin,
+        "gain": {"estimate": gain and gain.value, "interval": gain and _ends(gain.interval(level))},
+        "over_prompts": {"interval": both and _ends(both.interval(level))},
         "matched_kl": {
-            **_verdict(comparison.matched),
+            "estimate": described.value,
+            "interval": _ends(described.interval()),
             "overlap": None if fit is None else fit.overlap,
-            "refused": comparison.matched.untested if fit is None or fit.refused else None,
+            "refused": "the plan decides by the KL alone" if fit is None else fit.refused or None,
         },
         "kl_ratio": kl_ratio(pairs),
     }
@@ -75,26 +83,29 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     return {key: numbers[key] for key in ("estimate", "interval", "level", "p", "p_adjusted")}
 
 
-def _arm(outcome: ArmOutcome) -> dict[str, Any]:
-    """Means of an arm at one beta with 95% intervals over replicates, and its matched differences."""
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else interval.ends
+
+
+def _arm(outcome: ArmOutcome, level: float) -> dict[str, Any]:
+    """Means of an arm at one beta with their intervals over replicates, and its matched differences."""
     return {
         "label": outcome.label,
         "beta": outcome.beta,
         "n": outcome.n,
         "diverged": outcome.diverged,
         **{key: None for key in (schema.REWARD, schema.KL, OBJECTIVE)},
-        **{key: _mean(estimate) for key, estimate in outcome.means.items()},
+        **{key: _mean(estimate, level) for key, estimate in outcome.means.items()},
         "difference": {
-            key: _mean(estimate) | {"pairs": outcome.pairs, "higher": outcome.higher[key]}
+            key: _mean(estimate, level) | {"pairs": outcome.pairs, "higher": outcome.higher[key]}
             for key, estimate in outcome.differences.items()
         }
         or None,
     }
 
 
-def _mean(estimate: Estimate) -> dict[str, Any]:
-    interval = estimate.interval()
-    return {"mean": estimate.value, "interval": interval and interval.ends}
+def _mean(estimate: Estimate, level: float) -> dict[str, Any]:
+    return {"mean": estimate.value, "interval": _ends(estimate.interval(level))}
 
 
 # Key of `results.json` with the checksum of the rest of it.
@@ -158,7 +169,7 @@ def _page(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made: 
         "python -m analysis report RUNS_DIR",
     ]
     title, lead = title_of(assessment), meaning_of(assessment)
-    return page(title, [*filter(None, facts)], parts, assessment.withheld, lead).encode()
+    return page(title, [*filter(None, facts)], parts, assessment.withheld, " ".join(lead)).encode()
 
 
 def checksum_of(numbers: dict[str, Any]) -> str:

@@ -91,7 +91,6 @@ class Section:
     # What it computes, for `results.json` and `verify`
     numbers: Mapping[str, Any] = field(default_factory=dict)
     exploratory: bool = False  # whether it contains no planned test
-    folded: bool = False  # whether all of it is initially collapsed
 
 
 def page(

@@ -1,7 +1,6 @@
 """The arrays of a sweep: its matched pairs, their evaluations and curves, outcomes of arms, chosen rates."""
 
-import functools
-import os
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -9,19 +8,15 @@ from itertools import product
 import numpy as np
 
 from analysis.design.rates import edge_of, trial_outcomes
-from analysis.results.records import OBJECTIVE, Cell, Run
+from analysis.results.records import OBJECTIVE, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import Curves, FloatArray, Pairs
+from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.tuning import Tuned, resampled
 from lit_klrb import schema
 
-# The settings that determine the weights from which a run starts.
-_STARTS = ("model.policy_path", "model.policy_layers")
 # Number of bootstrap samples of the chosen rates.
 SAMPLES = 2_000
-# Smallest number of replicates whose spread is compared.
-_FEWEST = 3
 
 
 def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
@@ -30,15 +25,16 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     Each pair is a swap unit, unless the pairs of a replicate share a seed across betas: then whole replicates
     are swapped, as their pairs are not independent. If the plan decides by the KL, all rewards are set to 0.
     """
-    grid, betas = sweep.grid, sweep.plan.grid.beta
+    grid, plan = sweep.grid, sweep.plan
     rows = [
         (index, replicate, ours, theirs)
-        for index, replicate in product(betas, range(sweep.plan.grid.replicates))
+        for index, replicate in product(plan.grid.beta, range(plan.grid.replicates))
         if (ours := grid.get((treatment, index, replicate)))
         and (theirs := grid.get((control, index, replicate)))
     ]
     seeds = {ours.cell.seed for _, _, ours, _ in rows}
     replicates = np.array([row[1] for row in rows], dtype=np.int64)
+    outcome = plan.primary.outcome
 
     def outcomes(key: str) -> FloatArray:
         values = [(ours.outcome(key), theirs.outcome(key)) for _, _, ours, theirs in rows]
@@ -47,123 +43,77 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     return Pairs(
         treatment,
         control,
-        np.array([betas[row[0]] for row in rows], dtype=np.float64),
+        np.array([plan.grid.beta[row[0]] for row in rows], dtype=np.float64),
         np.array([row[0] for row in rows], dtype=np.int64),
         replicates,
         replicates if len(seeds) < len(rows) else np.arange(len(rows)),
         outcomes(schema.KL),
-        np.zeros((len(rows), 2)) if sweep.plan.primary.outcome == schema.KL else outcomes(schema.REWARD),
-        blocks=distinct_blocks(sweep),
+        np.zeros((len(rows), 2)) if outcome == schema.KL else outcomes(schema.REWARD),
+        len(plan.grid.blocks),
+        np.array([_gain(sweep, theirs) for *_, theirs in rows]),
+        _by_prompt([(ours, theirs) for *_, ours, theirs in rows], outcome),
     )
 
 
+def _gain(sweep: Sweep, run: Run) -> float:
+    """What a run gained in training, in what decides: J, or the KL that it lost."""
+    if sweep.plan.primary.outcome == schema.KL:
+        return start_of_run(sweep, run, schema.KL) - run.outcome(schema.KL)
+    return run.outcome(OBJECTIVE) - objective_at_start(sweep, run)
+
+
+def _by_prompt(rows: Sequence[tuple[Run, Run]], outcome: str) -> FloatArray | None:
+    """The difference of each pair in what decides on each prompt, [P, prompts], `nan` if a run diverged.
+
+    None if a run has no values per prompt, or another number of prompts.
+    """
+
+    def values(run: Run) -> FloatArray:
+        kl, reward = (run.prompts.get(key, np.zeros(0)) for key in (schema.KL, schema.REWARD))
+        return kl if outcome == schema.KL else reward - run.point.beta * kl
+
+    counts = {len(values(run)) for pair in rows for run in pair if not run.diverged}
+    if len(counts) != 1 or counts == {0}:
+        return None
+    nothing = np.full(counts.pop(), math.nan)
+    return np.array(
+        [
+            nothing if ours.diverged or theirs.diverged else values(ours) - values(theirs)
+            for ours, theirs in rows
+        ]
+    )
+
+
+def start_of_run(sweep: Sweep, run: Run, key: str) -> float:
+    """A metric where a run of the grid starts; `nan` if unknown.
+
+    It is that of its evaluation before the first step; without one, that of the final evaluation of the last
+    stage that it starts from.
+    """
+    if (first := run.first(key)) is not None:
+        return first
+    stages = list(sweep.plan.stages)
+    before = [one for one in sweep.landmarks if one.cell.id in run.cell.needs]
+    known = [one for one in before if math.isfinite(one.outcome(schema.KL))]
+    return max(known, key=lambda one: stages.index(one.cell.stage)).outcome(key) if known else math.nan
+
+
+def objective_at_start(sweep: Sweep, run: Run) -> float:
+    """J where a run starts, at its own beta; `nan` if unknown."""
+    reward, kl = (start_of_run(sweep, run, key) for key in (schema.REWARD, schema.KL))
+    return reward - run.point.beta * kl
+
+
 def warm_starts(sweep: Sweep) -> int:
-    """Number of different weights from which the runs of the grid started."""
-    weights = _weights(sweep)
+    """Number of different weights from which the runs of the grid started, as far as files show them."""
+    weights = {run.cell.id: run.weights for run in sweep.landmarks if run.weights}
+    starts = ("model.policy_path", "model.policy_layers")
 
-    def start(cell: Cell) -> tuple[object, ...]:
-        """As far as they are those of checkpoints or settings."""
-        places = (value for key, value in cell.overrides.items() if key in _STARTS)
-        return (*(weights.get(need, need) for need in cell.needs), *(str(_spelled(one)) for one in places))
+    def start(run: Run) -> tuple[object, ...]:
+        own = (str(value) for key, value in run.cell.overrides.items() if key in starts)
+        return (*(weights.get(need, need) for need in run.cell.needs), *own)
 
-    return len({start(run.cell) for run in sweep.grid.values()})
-
-
-def distinct_blocks(sweep: Sweep) -> tuple[int, ...]:
-    """For each block of the plan, the position of the first one that is the same.
-
-    The same are blocks whose values agree, whatever the spelling of a path, and whose checkpoints have the
-    same weights.
-    """
-    ids, weights = {run.cell.stage: run.cell.id for run in sweep.landmarks}, _weights(sweep)
-    kinds = []
-    for block in sweep.plan.grid.blocks.values():
-        cells = {key: ids.get(stage, stage) for key, stage in block.inputs.items()}
-        values = {**block.overrides, **{key: weights.get(cell, cell) for key, cell in cells.items()}}
-        kinds.append({key: _spelled(value) for key, value in values.items()})
-    return tuple(map(kinds.index, kinds))
-
-
-def _weights(sweep: Sweep) -> dict[str, str]:
-    """Id of a cell of a shared stage -> the hash of the weights that it ended with, where it is known."""
-    return {run.cell.id: run.weights for run in sweep.landmarks if run.weights}
-
-
-def _spelled(value: object) -> object:
-    """A value, a path in one of its spellings."""
-    return os.path.normpath(value) if isinstance(value, str) else value
-
-
-def matched_evaluations(sweep: Sweep, pairs: Pairs) -> dict[int, FloatArray]:
-    """Differences of matched runs in what decides, per prompt of the common evaluation.
-
-    Returns:
-        Index of beta -> treatment - control in J, or in the KL where the plan decides by it, of S pairs
-        without a diverged run on P prompts, shape [S, P]. Empty if a run has no values per prompt, or another
-        number of prompts.
-    """
-    grid, found = sweep.grid, {}
-    usable = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
-    for index in map(int, usable.beta_indices):
-        replicates = usable.replicate[usable.beta_index == index]
-        runs = [[grid[name, index, int(s)] for s in replicates] for name in (pairs.treatment, pairs.control)]
-        ours, theirs = ([_prompt_values(sweep, run) for run in column] for column in runs)
-        if len({len(values) for values in (*ours, *theirs)}) > 1:
-            return {}
-        found[index] = np.array(ours) - np.array(theirs)
-    prompts = {values.shape[1] for values in found.values()}
-    return found if len(prompts) == 1 and prompts != {0} else {}
-
-
-def _prompt_values(sweep: Sweep, run: Run) -> FloatArray:
-    """J of each prompt, or its KL where the plan decides by it, shape [P]; shape [0] if unknown."""
-    kl, reward = (run.prompts.get(key, np.zeros(0)) for key in (schema.KL, schema.REWARD))
-    return kl if sweep.plan.primary.outcome == schema.KL else reward - run.point.beta * kl
-
-
-def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
-    """Training curves of a metric at the steps common to all pairs without a diverged run.
-
-    Args:
-        sweep: The sweep.
-        pairs: Matched pairs of the sweep.
-        metric: The reward, or the KL, whose log is taken: the spread of a KL increases with its level.
-
-    Returns:
-        The curves; None with fewer than two steps at which the metric varies, or with fewer than three
-        replicates, as deviations of two values from their median have equal size.
-    """
-    pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
-    if pairs.replicates < _FEWEST:
-        return None
-    common = _at_common_steps(sweep, pairs, f"train/{metric}")
-    if common is None:
-        return None
-    steps, values = common
-    allowed = np.isfinite(values).all(axis=(0, 1))
-    if metric == schema.KL:
-        allowed &= (values > 0).all(axis=(0, 1))
-        values = np.log(np.where(allowed, values, 1.0))
-    ranges = [np.ptp(values[pairs.beta_index == index], axis=0) for index in pairs.beta_indices]
-    allowed &= np.any(ranges, axis=(0, 1))
-    values, steps = values[..., allowed], steps[allowed]
-    return Curves(metric, pairs, steps, values) if len(steps) >= 2 else None
-
-
-def _at_common_steps(sweep: Sweep, pairs: Pairs, key: str) -> tuple[FloatArray, FloatArray] | None:
-    """The steps [T] at which all runs have a metric, and its values [P, 2, T]; None if a run lacks it."""
-    grid = sweep.grid
-    found = [
-        grid[name, int(index), int(replicate)].curves.get(key)
-        for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
-        for name in (pairs.treatment, pairs.control)
-    ]
-    curves = [curve for curve in found if curve is not None and len(curve.step)]
-    if not curves or len(curves) < len(found):
-        return None
-    steps = functools.reduce(np.intersect1d, [curve.step for curve in curves])
-    values = np.array([curve.value[np.searchsorted(curve.step, steps)] for curve in curves])
-    return steps, values.reshape(len(pairs), 2, len(steps))
+    return len({start(run) for run in sweep.grid.values()})
 
 
 @dataclass(frozen=True)
@@ -233,24 +183,15 @@ def compared(sweep: Sweep) -> tuple[str, ...]:
 
 
 def start_of(sweep: Sweep) -> dict[str, float | None]:
-    """Reward, KL and length at the start of the runs of the grid.
-
-    From the runs' evaluation before the first step, which is the same for all runs of a block; if there is
-    none, from the final evaluation of the last stage that they start from. With blocks, their mean.
-    """
-    found: dict[str, float | None] = {}
-    stages = list(sweep.plan.stages)
-    before = sorted(
-        (run for run in sweep.landmarks if np.isfinite(run.outcome(schema.KL))),
-        key=lambda run: stages.index(run.cell.stage),
-    )
-    starts = {run.cell.needs for run in sweep.grid.values()}
-    latest = [own[-1] for needs in starts if (own := [run for run in before if run.cell.id in needs])]
-    for key in (schema.REWARD, schema.KL, schema.LENGTH):
-        first = [value for run in sweep.grid.values() if (value := run.first(key)) is not None]
-        last = np.mean([run.outcome(key) for run in latest]) if latest else np.nan
-        found[key] = float(np.mean(first)) if first else float(last) if np.isfinite(last) else None
-    return found
+    """Reward, KL, length and J at the start: means over the runs of the grid; None if unknown."""
+    runs = sweep.grid.values()
+    values = {
+        key: [start_of_run(sweep, run, key) for run in runs]
+        for key in (schema.REWARD, schema.KL, schema.LENGTH)
+    }
+    values[OBJECTIVE] = [objective_at_start(sweep, run) for run in runs]
+    means = {key: float(np.mean(own)) if own else math.nan for key, own in values.items()}
+    return {key: mean if math.isfinite(mean) else None for key, mean in means.items()}
 
 
 def tuned_arms(sweep: Sweep, *, ratio: bool = False) -> dict[str, Tuned]:

@@ -12,9 +12,9 @@ from analysis.report.elements import Table
 from analysis.report.matching import arm_outcomes
 from analysis.results.records import OBJECTIVE
 from analysis.results.sweep import Sweep
+from analysis.stats.comparison import one_step
 from analysis.stats.intervals import Estimate, weighted_sum
 from analysis.stats.pairs import FloatArray
-from analysis.stats.primary import one_step
 from analysis.stats.text import count, interval_text, number, signed
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError

@@ -19,8 +19,6 @@ CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed
 WITH_NAN = ConfigDict(**{**CLOSED, "allow_inf_nan": True})
 # The name of the stage of tuning.
 TUNING = "tuning"
-# Fewest blocks that show how much blocks differ.
-FEWEST_BLOCKS = 3
 
 
 class Point(NamedTuple):
@@ -118,11 +116,6 @@ class Grid:
     # Label -> block: warm starts, or anything else on which statements should not depend. Replicate r belongs
     # to block r mod B of B blocks.
     blocks: dict[Label, Block] = field(default_factory=dict)
-
-    @property
-    def over_blocks(self) -> bool:
-        """Whether statements are about blocks like those of the plan, and not only about these."""
-        return len(self.blocks) >= FEWEST_BLOCKS
 
     def block_of(self, replicate: int) -> str:
         """The label of a replicate's block; "" without blocks."""

@@ -1,14 +1,11 @@
 """Differences between matched runs in one outcome, in J = reward - beta * KL, in the KL or in the reward.
 
 Replicates of one warm start say nothing about others. With blocks, such as several warm starts, the unit of a
-statement about others like them is the block, not the pair. Swapping the signs of B block means gives
-p-values of at least 2 ** (1 - B), .25 for three blocks, so that the test is the t test of a mean of B values.
-It is about the mean of blocks like these, and no test can see what is too rare to be among them
-(`most_unseen`).
+statement about others like them is the block, not the pair. It is about the mean of blocks like these, and no
+test can see what is too rare to be among them (`most_unseen`).
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,9 +25,7 @@ class Contrast:
     values: FloatArray  # difference of each pair, shape [P]
     weights: FloatArray  # weight of each pair in the mean, shape [P]
     unit: str  # unit of `values`
-    # Whether values depend on the order of runs alone: ranks within each beta, if a run diverged, and shares
-    # and counts of the frontier
-    ranked: bool
+    ranked: bool  # whether values are differences of ranks within each beta, as a run diverged
 
 
 def equal_betas(pairs: Pairs) -> FloatArray:
@@ -42,12 +37,20 @@ def equal_betas(pairs: Pairs) -> FloatArray:
     return np.asarray(1.0 / (len(counts) * counts[place]))
 
 
-def over_blocks(contrast: Contrast, pairs: Pairs) -> bool:
-    """Whether the mean of a contrast is tested over blocks.
+def independent(contrast: Contrast, pairs: Pairs) -> FloatArray | None:
+    """The independent values whose mean a contrast's is, where each is one: blocks, or single differences.
 
-    Not that of ranks and counts, which can be the same in all of a few blocks: a t test would give p = 0.
+    Whether a plan calls eight warm starts with one difference each blocks or pairs, they are one design.
+
+    Returns:
+        The values; None where pairs are pooled over betas or within blocks, or where differences are ranks,
+        which can be the same in all of a few blocks.
     """
-    return pairs.over_blocks and not contrast.ranked
+    if contrast.ranked or not len(pairs):
+        return None
+    if pairs.over_blocks:
+        return np.array([each.value for each in block_means(contrast, pairs).values()])
+    return contrast.values if pairs.single else None
 
 
 def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
@@ -56,12 +59,11 @@ def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
     Over blocks it is the mean of the blocks' means, whose spread gives the standard error. Otherwise the
     error is that of pairs within blocks, or of replicates if these share seeds over beta.
     """
-    if over_blocks(contrast, pairs):
-        return Estimate.of_mean(np.array([each.value for each in block_means(contrast, pairs).values()]))
+    if (values := independent(contrast, pairs)) is not None:
+        return Estimate.of_mean(values)
     if pairs.seeds_shared:
         return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
-    strata = pairs.beta_index * max(1, len(pairs.blocks)) + pairs.block
-    return stratified_mean(contrast.values, contrast.weights, strata)
+    return stratified_mean(contrast.values, contrast.weights, pairs.stratum)
 
 
 def block_means(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
@@ -69,7 +71,7 @@ def block_means(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
     found = {}
     for block in np.unique(pairs.block):
         rows = pairs.block == block
-        own = replace(pairs.subset(rows), blocks=())
+        own = replace(pairs.subset(rows), blocks=0)
         part = replace(contrast, values=contrast.values[rows], weights=equal_betas(own))
         found[int(block)] = mean_of(part, own)
     return found
@@ -144,25 +146,13 @@ def kl_ratio(pairs: Pairs) -> float:
     return float(np.exp((logs[:, 0] - logs[:, 1]).mean())) if usable.any() else math.nan
 
 
-# Blocks' differences with mean 0, in simulations: name -> draws of a shape.
-_COLLAPSES = 0.1
-NULLS: dict[str, Callable[[np.random.Generator, tuple[int, int]], FloatArray]] = {
-    "normal": lambda rng, shape: rng.normal(size=shape),
-    "t with 3 degrees of freedom": lambda rng, shape: rng.standard_t(3, size=shape),
-    "normal, SDs from .3 to 2": lambda rng, shape: rng.normal(size=shape) * np.linspace(0.3, 2, shape[1]),
-    "log-normal": lambda rng, shape: np.exp(rng.normal(size=shape)) - np.exp(0.5),
-    "a gain that 10 % of the blocks lose by collapsing": lambda rng, shape: (
-        0.8 + 0.5 * rng.normal(size=shape) - 0.8 / _COLLAPSES * (rng.random(shape) < _COLLAPSES)
-    ),
-}
-
-
 @dataclass(frozen=True)
 class TTest:
     """The two-sided t test of a mean."""
 
     p_value: float
-    blocks: int = 0  # number of blocks, if it is over blocks; 0 otherwise
+    units: int  # number of values
+    over_blocks: bool = False  # whether each is the mean of a block
     attainable: float = 0.0  # the smallest p-value that it can attain
 
 
@@ -174,25 +164,3 @@ def most_unseen(blocks: int) -> float:
         0.369
     """
     return float(stats.binomtest(0, blocks).proportion_ci(0.95, "exact").high)
-
-
-def rejections(blocks: int, level: float, sweeps: int = 4_000) -> dict[str, tuple[float, float]]:
-    """Shares of simulated sweeps without a mean difference in which the t test says better, and worse.
-
-    Args:
-        blocks: Number of blocks.
-        level: Level of the test.
-        sweeps: Number of simulated sweeps.
-
-    Returns:
-        Name of the distribution of a block's difference -> the two shares.
-    """
-    found = {}
-    for name, draw in NULLS.items():
-        means = draw(np.random.default_rng(blocks), (sweeps, blocks))
-        statistic, p_values = stats.ttest_1samp(means, 0.0, axis=1)
-        found[name] = (
-            float(((p_values <= level) & (statistic > 0)).mean()),
-            float(((p_values <= level) & (statistic < 0)).mean()),
-        )
-    return found

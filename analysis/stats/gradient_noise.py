@@ -13,10 +13,10 @@ import numpy as np
 from scipy import stats
 
 from analysis.stats.claims import Claim
+from analysis.stats.comparison import corrected
 from analysis.stats.contrast import LOG_RATIO
 from analysis.stats.intervals import Estimate, log_ratio
 from analysis.stats.pairs import FloatArray
-from analysis.stats.primary import corrected
 from analysis.stats.swaps import SwapTest, ratio_swap_test, swap_test
 from analysis.stats.verdict import Verdict
 

@@ -11,6 +11,8 @@ from scipy import optimize, stats
 
 from analysis.stats.pairs import FloatArray, IntArray
 
+# The power that a design should have.
+POWER = 0.8
 # Quantiles of an estimated standard error over which power is averaged, and the largest effect considered.
 _QUANTILES = 200
 _MOST_ERRORS = 1e6
@@ -74,42 +76,43 @@ class Estimate:
             return 0.0 if self.value else 1.0
         return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.degrees))
 
-    def detectable(self, alpha: float = 0.05) -> float | None:
-        """The effect that a two-sided t test at `alpha` detects with 80% power; None if unknown.
-
-        The standard error of the next sweep is not this one, which is itself an estimate: the probability is
-        a mean over both errors, each a chi variable of the same degrees of freedom. Otherwise, as this one is
-        as often too small as too large, the power at 10 pairs would be .73 instead of .8.
-        """
-        if not self.degrees > 0 or not self.standard_error > 0:
-            return None
-        return detectable_effect(self.degrees, alpha, 0.8, pilot=self.degrees) * self.standard_error
-
 
 @functools.cache
-def detectable_effect(degrees: float, alpha: float, power: float, *, pilot: float) -> float:
-    """The effect, in standard errors estimated from a pilot, that a t test detects with probability `power`.
+def detectable(units: int, level: float, least: float, pilot: float) -> float | None:
+    """The difference, in standard errors of a mean, that its test detects with 80 % power; None if none is.
 
-    The probability is a mean over the error of the test, and over the true standard error given its estimate.
+    The power is that of a t test at the largest p-value at or below the level that the test can attain, as a
+    mean over what the true standard error may be: that of a pilot is as often too small as too large, and
+    taken as known it promises .8 for a power of .73. A test that rejects at its smallest p-value only, needs
+    all differences of one sign.
 
     Args:
-        degrees: Degrees of freedom of the test.
-        alpha: Two-sided level.
-        power: The probability.
-        pilot: Degrees of freedom of the estimated standard error; infinite if it is known.
+        units: Number of independent normal differences.
+        level: Two-sided level.
+        least: The smallest p-value of the test, of which others are multiples; 0 for a t test.
+        pilot: Degrees of freedom of the standard error; infinite if it is known.
 
     Example:
-        >>> [round(detectable_effect(9, 0.05, 0.8, pilot=pilot), 3) for pilot in (math.inf, 9)]
+        >>> [round(detectable(10, 0.05, 0.0, pilot), 3) for pilot in (math.inf, 9)]
         [3.149, 3.464]
+        >>> detectable(5, 0.05, 2 / 2**5, math.inf)
     """
+    steps = math.floor(level / least * (1 + 1e-9)) if least > 0 else math.inf
+    if units < 2 or steps == 0:
+        return None
     quantiles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    errors = np.sqrt(stats.chi2.ppf(quantiles, degrees) / degrees)
-    critical = stats.t.ppf(1 - alpha / 2, degrees) * errors
     scales = np.ones(1) if math.isinf(pilot) else np.sqrt(stats.chi2.ppf(quantiles, pilot) / pilot)
+    errors = np.sqrt(stats.chi2.ppf(quantiles, units - 1) / (units - 1))
+    critical = stats.t.ppf(1 - min(level, steps * least or level) / 2, units - 1) * errors
 
     def lacks(effect: float) -> float:
         means = effect * scales[:, None]
-        return power - float((stats.norm.sf(critical - means) + stats.norm.cdf(-critical - means)).mean())
+        if steps == 1:
+            shifts = means / math.sqrt(units)
+            power = stats.norm.cdf(shifts) ** units + stats.norm.sf(shifts) ** units
+        else:
+            power = stats.norm.sf(critical - means) + stats.norm.cdf(-critical - means)
+        return POWER - float(power.mean())
 
     return (
         float(optimize.brentq(lacks, 0.0, _MOST_ERRORS, xtol=1e-6)) if lacks(_MOST_ERRORS) < 0 else math.inf

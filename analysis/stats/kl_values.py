@@ -1,7 +1,8 @@
 """Spread and bias of KL estimates, all computed on the same completions of the same prompts.
 
 Unbiasedness is tested as equivalence within a margin: "not significantly biased" does not imply unbiased. If
-a model can be enumerated, it is verified exactly instead.
+a model can be enumerated, it is verified exactly instead. A sample never overrules a theorem: where values
+that dominate a mean are too rare to be drawn, an unbiased estimate misses it in nearly every sample.
 """
 
 import math
@@ -27,6 +28,7 @@ class BiasOutcome(Enum):
     """What can be concluded about a bias."""
 
     EQUIVALENT = "unbiased within the margin"
+    THEOREM = "unbiased (theorem)"
     BIASED = "biased"
     INCONCLUSIVE = "inconclusive"
 
@@ -39,6 +41,7 @@ class BiasVerdict:
     margin: float  # largest bias that is regarded as none, fixed in the plan
     tail: float = math.nan  # `tail_index` of the differences whose mean is tested; NaN if unknown
     family: int = 1  # number of biases over which both tests are corrected
+    theorem: bool = False  # whether the estimator is unbiased by a theorem
 
     @property
     def difference_p(self) -> float:
@@ -65,11 +68,13 @@ class BiasVerdict:
 
     @property
     def outcome(self) -> BiasOutcome:
-        """Biased if there is a difference beyond the margin; always inconclusive if the tail is heavy."""
+        """Biased if there is a difference beyond the margin; inconclusive if the tail is heavy."""
         if self.heavy_tailed:
-            return BiasOutcome.INCONCLUSIVE
+            return BiasOutcome.THEOREM if self.theorem else BiasOutcome.INCONCLUSIVE
         if self.interval is not None and self.interval.within(self.margin):
             return BiasOutcome.EQUIVALENT
+        if self.theorem:
+            return BiasOutcome.THEOREM
         if self.difference_p <= ALPHA and abs(self.estimate.value) > self.margin:
             return BiasOutcome.BIASED
         return BiasOutcome.INCONCLUSIVE
@@ -153,6 +158,17 @@ def tail_index(values: FloatArray) -> float:
 
 REFERENCE = "k1"
 """The estimate with which the others are compared; unbiased by the definition of the KL."""
+# Unbiased by a theorem, if completions are samples of the policy: control variates with a mean of 0 that is
+# known, fitted to other prompts; conditional expectations; and weights by inclusion probabilities.
+UNBIASED = {REFERENCE, "k3", "cv", "cv_fitted", "rb", "ht"}
+
+
+def missed_mass(values: Mapping[str, FloatArray]) -> float:
+    """The share of the reference's mass that the completions miss: 1 - mean of q(y) / p(y); `nan` if unknown.
+
+    The control variate with a coefficient of 1 is k1 + q(y) / p(y) - 1.
+    """
+    return float((values[REFERENCE] - values["cv"]).mean()) if "cv" in values else math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +238,6 @@ def estimator_spreads(
             Estimate.of_mean(own.mean(axis=1)),
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
             log_ratio(sums, sums[:, None] - both),
-            bias and replace(bias, family=family),
+            bias and replace(bias, family=family, theorem=name in UNBIASED),
         )
     return found

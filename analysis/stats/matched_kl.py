@@ -1,10 +1,10 @@
-"""The reward at matched KL: the difference in reward between two arms at the same KL.
+"""The reward at matched KL: the difference in reward between two arms at the same KL, described.
 
 The model R = c0 + c1 sqrt(KL) + c2 KL + c3 KL^1.5 + gap * label is fitted by least squares to the runs of
 both arms, with label 1/2 for the treatment and -1/2 for the control. A curve fitted without the label would
 pass between the arms where their KLs differ, and absorb a part of the gap. Without the last power, and an
 error for what the curve may miss, intervals cover too rarely where the reward first rises and then falls with
-the KL (`python -m benchmarks certificates`).
+the KL (`python -m benchmarks certificates`). It describes what was found, and no verdict rests on it.
 
 Where the KL moves little between betas, the slope of the curve is that of noise between replicates, which
 need not be the slope along which arms move apart. There is no estimate unless the spread of the mean KL
@@ -21,16 +21,11 @@ import numpy as np
 from statsmodels.regression.linear_model import OLS
 
 from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.text import number
+from analysis.stats.pairs import FloatArray, IntArray, Pairs
 
 LEAST_OVERLAP = 0.5
 LEAST_SPREAD = 2.0
 _LABEL = np.array([0.5, -0.5])
-# With less than this share of its variance left, the label is a function of KL: the gap cannot be estimated.
-_COLLINEAR = 1e-9
-# Residuals below this share of the rewards are rounding errors of 0.
-_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +39,6 @@ class MatchedKL:
     # determines the arm; `nan` if a run diverged
     overlap: float
     refused: str  # why there is no estimate, or ""
-    # Differences of the pairs' residuals from the curve, shape [P]; their mean is the gap
-    differences: FloatArray
-    # Coefficients c0, c1, ... of the curve; fewer than four if there are few distinct KLs
-    curve: FloatArray
 
 
 def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> MatchedKL:
@@ -65,36 +56,33 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
         >>> round(matched_kl(pairs).estimate.value, 6), matched_kl(pairs).overlap
         (0.3, 1.0)
     """
-    diverged = int(pairs.diverged.sum())
-    if diverged or not len(pairs):
-        nothing = np.full(len(pairs), math.nan)
-        reason = f"{diverged} of the runs diverged and have no KL" if diverged else "there are no pairs"
-        return MatchedKL(Estimate(math.nan), math.nan, reason, nothing, np.zeros(1))
+    nothing = Estimate(math.nan)
+    if pairs.diverged.any() or not len(pairs):
+        return MatchedKL(nothing, math.nan, "a run diverged and has no KL" if len(pairs) else "no pairs")
     design = curve_design(pairs.kl.ravel())
-    gap, error, overlap = _fit(pairs, design)
-    if design.shape[1] > 1:
-        # A frontier with a narrow hump is none of these curves: what one power less changes is an error, too
-        simpler, _, overlap = _fit(pairs, design[:, :-1])
-        error = math.hypot(error, gap - simpler)
-    label = 0.0 if math.isnan(gap) else gap * _LABEL
-    curve = np.linalg.lstsq(design, (pairs.reward - label).ravel(), rcond=None)[0].astype(np.float64)
-    left = pairs.reward - (design @ curve).reshape(-1, 2)
-    between, within = kl_spread(pairs)
-    refused = ""
-    if not between > LEAST_SPREAD * within:
-        refused = (
-            "with one beta its slope is noise between replicates; 2 betas are needed"
-            if len(pairs.beta_indices) == 1
-            else f"the SD of the KL is {number(between)} nats between betas and {number(within)} between "
-            f"replicates: with at most {LEAST_SPREAD:g} times that its slope may be noise"
-        )
-    elif overlap < least_overlap:
-        refused = f"their KLs do not overlap (overlap {overlap:.2f}, {least_overlap:g} is needed)"
-    if refused:
-        return MatchedKL(Estimate(math.nan), overlap, refused, left[:, 0] - left[:, 1], curve)
-    units = len(np.unique(pairs.unit))
-    estimate = Estimate(gap, error, units - 1.0) if units > 1 else Estimate(gap)
-    return MatchedKL(estimate, overlap, "", left[:, 0] - left[:, 1], curve)
+    simpler = design[:, :-1] if design.shape[1] > 1 else design
+    label, between = np.tile(_LABEL, len(pairs)), kl_spread(pairs)
+    overlap = min(1.0, 1 - float(OLS(label, simpler).fit().rsquared))
+    if len(pairs.beta_indices) == 1:
+        return MatchedKL(nothing, overlap, "with one beta its slope is noise between replicates")
+    if not between[0] > LEAST_SPREAD * between[1]:
+        why = f"the KL varies between betas by at most {LEAST_SPREAD:g} times its spread between replicates"
+        return MatchedKL(nothing, overlap, why)
+    if overlap < least_overlap:
+        return MatchedKL(nothing, overlap, f"the KLs of the arms overlap by less than {least_overlap:g}")
+    groups = np.repeat(np.unique(pairs.unit, return_inverse=True)[1], 2)
+    (gap, error), (other, _) = (_gap(pairs, columns, label, groups) for columns in (design, simpler))
+    # A frontier with a narrow hump is none of these curves: what one power less changes is an error, too
+    return MatchedKL(Estimate(gap, math.hypot(error, gap - other), groups.max()), overlap, "")
+
+
+def _gap(pairs: Pairs, design: FloatArray, label: FloatArray, groups: IntArray) -> tuple[float, float]:
+    """The coefficient of the label, and its standard error, clustered by groups."""
+    scaled = design / np.abs(design).max(axis=0)  # so that the numerical rank does not depend on the unit
+    clusters = {"groups": groups, "use_correction": groups.max() > 0}
+    model = OLS(pairs.reward.ravel(), np.column_stack([scaled, label]))
+    found = model.fit(cov_type="cluster", cov_kwds=clusters)
+    return float(found.params[-1]), float(found.bse[-1])
 
 
 def kl_spread(pairs: Pairs) -> tuple[float, float]:
@@ -125,19 +113,3 @@ def curve_design(kl: FloatArray) -> FloatArray:
     root = np.sqrt(np.maximum(kl, 0.0))
     degree = min(3, len(np.unique(root)) // 2 - 1)
     return np.asarray(np.polynomial.polynomial.polyvander(root, max(0, degree)))
-
-
-def _fit(pairs: Pairs, design: FloatArray) -> tuple[float, float, float]:
-    """Gap, its clustered standard error, and overlap; `nan` if KL determines the arm."""
-    # Scaled columns, so that the numerical rank does not depend on the unit of KL
-    left, sizes, _ = np.linalg.svd(design / np.abs(design).max(axis=0), full_matrices=False)
-    basis, label = left[:, sizes > 1e-10 * sizes[0]], np.tile(_LABEL, len(pairs))
-    overlap = min(1.0, 1 - float(OLS(label, basis).fit().rsquared))
-    if overlap <= _COLLINEAR:
-        return math.nan, math.nan, 0.0
-    reward, units = pairs.reward.ravel(), np.repeat(pairs.unit, 2)
-    rest = reward - basis @ (basis.T @ reward)
-    rest[np.abs(rest) <= _ROUNDING * np.abs(reward).max()] = 0.0
-    clusters = {"groups": units, "use_correction": len(np.unique(units)) > 1}
-    model = OLS(rest, np.column_stack([basis, label])).fit(cov_type="cluster", cov_kwds=clusters)
-    return float(model.params[-1]), float(model.bse[-1]), overlap

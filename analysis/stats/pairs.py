@@ -1,4 +1,4 @@
-"""Matched pairs, the input of every test on (KL, reward) outcomes, and their curves. NumPy only."""
+"""Matched pairs, the input of every test on (KL, reward) outcomes. NumPy only."""
 
 from dataclasses import dataclass, replace
 
@@ -28,9 +28,12 @@ class Pairs:
     unit: IntArray  # swap unit of each pair, shape [P]: pairs of the same unit are swapped together
     kl: FloatArray  # KL(policy || reference) in nats, shape [P, 2]
     reward: FloatArray  # mean reward, shape [P, 2]
-    # For each block of the plan, the first one that is the same: two whose runs start from the same weights
-    # are one. Replicate r belongs to block r mod their number; empty without blocks.
-    blocks: tuple[int, ...] = ()
+    blocks: int = 0  # number of blocks; replicate r belongs to block r mod their number; 0 without blocks
+    # What the control's run gained in training, in what decides, shape [P]: J at the end less J at the start,
+    # or the KL at the start less that at the end; `nan` where the start is unknown
+    gain: FloatArray | None = None
+    # Difference in what decides on each prompt of the evaluation, shape [P, prompts]; None if unknown
+    prompts: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.beta)
@@ -53,12 +56,11 @@ class Pairs:
     @property
     def block(self) -> IntArray:
         """Block of each pair, shape [P]; 0 without blocks."""
-        blocks = np.array(self.blocks or (0,))
-        return np.asarray(blocks[self.replicate % len(blocks)])
+        return np.asarray(self.replicate % max(1, self.blocks))
 
     @property
     def over_blocks(self) -> bool:
-        """Whether there are enough different blocks to show how much they differ."""
+        """Whether there are enough blocks to show how much they differ."""
         return len(np.unique(self.block)) >= FEWEST_BLOCKS
 
     @property
@@ -66,10 +68,17 @@ class Pairs:
         """Whether whole replicates are swapped, as their pairs share seeds across KL weights."""
         return len(np.unique(self.unit)) < len(self)
 
-    def worst_filled(self) -> tuple[FloatArray, FloatArray]:
-        """`(kl, reward)`; diverged runs are (inf, -inf): dominated by all others, tied with each other."""
-        gone = self.diverged
-        return np.where(gone, np.inf, self.kl), np.where(gone, -np.inf, self.reward)
+    @property
+    def single(self) -> bool:
+        """Whether no two pairs share a beta and a block, or a seed: each is an independent difference."""
+        apart = not self.blocks or len(np.unique(self.block)) == len(self)
+        return len(self.beta_indices) == 1 and apart and not self.seeds_shared
+
+    @property
+    def stratum(self) -> IntArray:
+        """Beta of each pair, and its block unless blocks are the unit, as one number, shape [P]."""
+        blocks = 0 if self.over_blocks else self.blocks
+        return np.asarray(self.beta_index * max(1, blocks) + (self.block if blocks else 0))
 
     @property
     def finite(self) -> "Pairs":
@@ -78,17 +87,6 @@ class Pairs:
 
     def subset(self, mask: BoolArray) -> "Pairs":
         """The pairs where `mask` [P] is true."""
-        names = ("beta", "beta_index", "replicate", "unit", "kl", "reward")
-        return replace(self, **{name: getattr(self, name)[mask] for name in names})
-
-
-@dataclass(frozen=True, eq=False)
-class Curves:
-    """One metric of matched pairs over training."""
-
-    metric: str  # "reward", "kl", or "objective"
-    pairs: Pairs  # the pairs in which both runs have the curve and neither diverged
-    steps: FloatArray  # the steps that all curves have, ascending, shape [T]
-    # The metric of treatment and control, shape [P, 2, T]; the *log* of the KL where the spread between
-    # replicates is compared
-    values: FloatArray
+        names = ("beta", "beta_index", "replicate", "unit", "kl", "reward", "gain", "prompts")
+        values = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: value[mask] for name, value in values.items() if value is not None})

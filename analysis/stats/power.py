@@ -1,19 +1,22 @@
-"""Planning: size and power of the tests from simulated sweeps, and the noise of the evaluation in a sweep."""
+"""Power: what a design detects, how often its test errs off the normal, and the noise of the evaluation."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
-from analysis.stats.contrast import kl_contrast, mean_of, objective_contrast
-from analysis.stats.intervals import Estimate, Interval, detectable_effect, weighted_sum
-from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.scenario import Scenario
+from analysis.stats.intervals import Estimate, Interval, detectable, weighted_sum
+from analysis.stats.pairs import FEWEST_BLOCKS, FloatArray
 from analysis.stats.swaps import TIE, swap_signs, upper_p
-from analysis.stats.text import fixed, whole_percent
+from analysis.stats.text import whole_percent
+
+# Number of simulated sweeps.
+SWEEPS = 4_000
+# The largest design that is looked at, in blocks, or in replicates of each.
+_MOST = 1_000
 
 
 @dataclass(frozen=True)
@@ -77,60 +80,59 @@ def _errors(differences: FloatArray) -> tuple[Estimate, Estimate]:
     return Estimate(0.0, noise, free), Estimate(0.0, float(means.std(ddof=1)), pairs - 1)
 
 
-# Number of simulated sweeps. The plan and the report use the same number, so that their power agrees.
-SWEEPS = 1_000
-_SWEEPS_OF_SEARCH = 400
-# The power that a design should have.
-POWER = 0.8
-# Numbers of replicates among which the smallest with enough power is looked for.
-REPLICATES = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 56, 80, 112)
-
-
 @dataclass(frozen=True)
-class Rate:
-    """The fraction of simulated sweeps in which a test rejects."""
+class Design:
+    """A planned comparison of two arms, by S replicates at each of several betas, which may be in blocks."""
 
-    value: float
-    sweeps: int
+    betas: int  # number of KL weights
+    replicates: int  # matched pairs at each
+    blocks: int = 0  # number of blocks of the replicates, 0 without
+    level: float = 0.05  # the two-sided level of the comparison
 
     @property
-    def error(self) -> float:
-        """Monte-Carlo standard error."""
-        return math.sqrt(self.value * (1 - self.value) / self.sweeps)
+    def over_blocks(self) -> bool:
+        """Whether blocks are the units."""
+        return self.blocks >= FEWEST_BLOCKS
 
-    def __str__(self) -> str:
-        """The rate with its Monte-Carlo error.
+    @property
+    def single(self) -> bool:
+        """Whether each unit is one difference, as `Pairs.single`."""
+        return self.betas == 1 and self.blocks in (0, self.replicates)
+
+    @property
+    def units(self) -> int:
+        """Number of independent values: blocks, or pairs."""
+        return self.blocks if self.over_blocks else self.betas * self.replicates
+
+    @property
+    def by_t(self) -> bool:
+        """Whether the t test of the units decides, and not swaps."""
+        return self.over_blocks or self.single
+
+    def reach(self, pilot: float = math.inf) -> float | None:
+        """What it detects, see `detectable`.
+
+        Args:
+            pilot: Degrees of freedom of the standard error; infinite if it is known.
 
         Example:
-            >>> str(Rate(0.048, 1000))
-            '0.048 ± 0.007'
+            >>> round(Design(1, 10).reach(), 3), Design(3, 1).reach()
+            (3.149, None)
         """
-        return f"{fixed(self.value, 3)} ± {fixed(self.error, 3)}"
+        return detectable(self.units, self.level, 0.0 if self.by_t else 2.0 ** (1 - self.units), pilot)
 
+    def grown(self, enough: Callable[["Design"], bool]) -> "Design | None":
+        """The smallest design of this kind that is enough: with more replicates, or with more blocks.
 
-def primary_rate(scenario: Scenario, *, lift: float, alpha: float = 0.05, sweeps: int = SWEEPS) -> Rate:
-    """The rate at which the two-sided test of the scenario's outcome rejects, in sweeps drawn from it.
-
-    Args:
-        scenario: The scenario.
-        lift: True advantage of the treatment in `scenario.sd`; at 0 the rate is the size.
-        alpha: Level.
-        sweeps: Simulated sweeps.
-    """
-    sums = _sums(scenario, *scenario.draw(np.random.default_rng(0), sweeps, lift=lift))
-    # The smallest p that random swaps can give must be well below the level
-    p_values = swap_p_values(sums, resamples=max(999, math.ceil(20 / alpha)))
-    return Rate(float((p_values <= alpha).mean()), sweeps)
-
-
-def _sums(scenario: Scenario, kl: FloatArray, reward: FloatArray) -> FloatArray:
-    """Contributions of each unit to the test of what decides, shape [sweeps, units]."""
-    betas = np.array(scenario.betas)[scenario.beta_index, None]
-    values = -kl if scenario.outcome == "kl" else reward - betas * kl
-    differences = np.asarray((values[..., 0] - values[..., 1]) / scenario.pairs)
-    if scenario.seeds_shared:
-        return np.asarray(differences.reshape(len(kl), -1, scenario.replicates).sum(axis=1))
-    return differences
+        Blocks keep their number of replicates where they are the units. None if a thousand units do not do.
+        """
+        each = self.replicates // self.blocks if self.over_blocks else max(1, self.blocks)
+        sizes = [
+            replace(self, replicates=each * n, blocks=n if self.over_blocks else self.blocks)
+            for n in range(FEWEST_BLOCKS if self.over_blocks else 1, _MOST + 1)
+        ]
+        place = bisect_left(sizes, True, key=enough)  # power increases with their size
+        return sizes[place] if place < len(sizes) else None
 
 
 def swap_p_values(
@@ -154,119 +156,33 @@ def swap_p_values(
     return np.minimum(1.0, 2 * np.minimum(upper, lower)) if two_sided else upper
 
 
-def replicates_needed(scenario: Scenario, lift: float, *, alpha: float = 0.05) -> int | None:
-    """The smallest number of `REPLICATES` with which the primary test has 80% power.
+# Differences with mean 0, in simulations: name -> draws of a shape.
+_COLLAPSES = 0.1
+NULLS: dict[str, Callable[[np.random.Generator, tuple[int, int]], FloatArray]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "log-normal": lambda rng, shape: np.exp(rng.normal(size=shape)) - np.exp(0.5),
+    "collapses": lambda rng, shape: (
+        0.8 + 0.5 * rng.normal(size=shape) - 0.8 / _COLLAPSES * (rng.random(shape) < _COLLAPSES)
+    ),
+}
+"""The third is a gain that is lost by one unit in ten, which collapses."""
+
+
+def rejections(units: int, level: float, *, by_t: bool) -> dict[str, tuple[float, float]]:
+    """Shares of simulated sweeps without a mean difference in which a test says better, and worse.
 
     Args:
-        scenario: The scenario; its number of replicates is not used.
-        lift: True advantage of the treatment in `scenario.sd`.
-        alpha: Level.
+        units: Number of independent differences.
+        level: Level of the test.
+        by_t: Whether it is the t test of their mean, or that by swaps.
 
     Returns:
-        The number; None if the largest is not enough.
+        Name of the distribution of a difference -> the two shares.
     """
-
-    def enough(replicates: int) -> bool:
-        design = replace(scenario, replicates=replicates)
-        return primary_rate(design, lift=lift, alpha=alpha, sweeps=_SWEEPS_OF_SEARCH).value >= POWER
-
-    place = bisect_left(REPLICATES, True, key=enough)  # power increases with their number
-    return REPLICATES[place] if place < len(REPLICATES) else None
-
-
-def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float | None:
-    """The difference in J that a t test at `level` detects with 80 % power, estimated as in the report.
-
-    Args:
-        pairs: Pairs of a pilot, or of the sweep itself. Those with a diverged run have no difference in J.
-        replicates: Replicates of the planned sweep.
-        level: The level of each comparison.
-
-    Returns:
-        The difference; None if too few pairs are left, or none of a beta.
-    """
-    betas, pairs = len(pairs.beta_indices), pairs.finite
-    if len(pairs.beta_indices) < betas:
-        return None
-    estimate = mean_of(objective_contrast(pairs), pairs)
-    if not estimate.degrees > 0:
-        return None
-    factor = (replicates - 1) / (pairs.replicates - 1)
-    error = estimate.standard_error * math.sqrt(pairs.replicates / replicates)
-    return Estimate(0.0, error, estimate.degrees * factor).detectable(level)
-
-
-def expected_detectable(scenario: Scenario, level: float) -> float:
-    """The same for a scenario, with the root mean square of the standard errors of 200 simulated sweeps."""
-    kl, reward = scenario.draw(np.random.default_rng(0), 200)
-    found = [mean_of(objective_contrast(pairs), pairs) for pairs in map(scenario.pairs_of, kl, reward)]
-    degrees = float(np.median([estimate.degrees for estimate in found]))
-    squares = float(np.mean([estimate.standard_error**2 for estimate in found]))
-    return math.sqrt(squares) * detectable_effect(degrees, level, POWER, pilot=math.inf)
-
-
-def detectable_over_blocks(
-    scenario: Scenario, blocks: int, level: float, pairs: Pairs | None = None
-) -> dict[float, float]:
-    """The differences in what decides that a t test over blocks detects with 80 % power.
-
-    A standard error from a pilot is an estimate, over whose error the power is a mean. The variance of a
-    block's mean is that between blocks plus that of the mean of the block's own pairs: a pilot without
-    blocks shows only the second.
-
-    Args:
-        scenario: The pairs of the planned sweep, within blocks.
-        blocks: Number of blocks, with equally many replicates.
-        level: The level of each comparison.
-        pairs: Pairs of a pilot. The spread of their differences is then used instead of the simulated one,
-            which is far too large where a larger KL is paid for by the reward of the same run.
-
-    Returns:
-        SD of the difference between blocks -> difference, both in reward units, or in nats if the KL
-        decides: with a pilot over blocks the SD of its blocks' means, otherwise 0 to 2 SDs of a pair's
-        difference.
-    """
-    degrees = math.inf
-    if pairs is None:
-        drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
-        error = float(_sums(scenario, *drawn).sum(axis=1).std())
-    else:
-        pairs = pairs.finite
-        contrast = (kl_contrast if scenario.outcome == "kl" else objective_contrast)(pairs)
-        found = mean_of(contrast, pairs)
-        degrees = found.degrees
-        if pairs.over_blocks:
-            spread = found.standard_error * math.sqrt(degrees + 1)
-            effect = detectable_effect(blocks - 1, level, POWER, pilot=degrees)
-            return {spread: effect * spread / math.sqrt(blocks)}
-        error = found.standard_error * math.sqrt(pairs.replicates / scenario.replicates)
-    spreads = [count * error * math.sqrt(scenario.pairs) for count in range(3)]
-    reach = detectable_effect(blocks - 1, level, POWER, pilot=degrees)
-    return {spread: reach * math.sqrt(error**2 + spread**2 / blocks) for spread in spreads}
-
-
-def detectable_ratio(scenario: Scenario, level: float) -> float | None:
-    """The largest ratio of KLs below 1 that the test of the KL detects with 80% power, by bisection.
-
-    Its inverse is detected as often: exchanging the labels changes neither the noise nor the test.
-
-    Args:
-        scenario: A scenario in which the KL decides.
-        level: The level of each comparison.
-
-    Returns:
-        The ratio, treatment over control, to a hundredth of `log_kl_sd`; None if no ratio is detected, as
-        with too few replicates, or if the KL does not vary.
-    """
-
-    def enough(lift: float) -> bool:
-        # The rate is a ratio of counts, which can be this power exactly
-        return primary_rate(scenario, lift=lift, alpha=level).value >= POWER - 1e-9
-
-    low, high = 0.0, 20.0  # in SDs of log KL
-    if not scenario.log_kl_sd > 0 or not enough(high):
-        return None
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return math.exp(-high * scenario.log_kl_sd)
+    found = {}
+    for name, draw in NULLS.items():
+        values = draw(np.random.default_rng(units), (SWEEPS, units))
+        p_values = stats.ttest_1samp(values, 0.0, axis=1).pvalue if by_t else swap_p_values(values)
+        rejected, up = p_values <= level, values.sum(axis=1) > 0
+        found[name] = float((rejected & up).mean()), float((rejected & ~up).mean())
+    return found

@@ -77,23 +77,6 @@ def swap_test(
     return replace(mean_swap_test(sums, resamples=resamples), interval=None)
 
 
-def size_swap_test(
-    count: int, statistic: Callable[[FloatArray], FloatArray], *, resamples: int = RESAMPLES
-) -> SwapTest:
-    """Swap test of a statistic that is the same if all units are swapped, such as a largest size.
-
-    Args:
-        count: Number of units that can be swapped.
-        statistic: Maps signs [..., count], -1 where a unit is swapped, to values [...]; all +1 is the
-            observed labelling. Large values are evidence against the null hypothesis.
-        resamples: As of `swap_test`.
-    """
-    signs, exact = swap_signs(count, resamples)
-    p_value = float(upper_p(statistic(np.ones(count)), statistic(signs), exact=exact, tolerance=TIE))
-    least = min(1.0, 2 * (2.0**-count if exact else 1 / (resamples + 1)))
-    return SwapTest(p_value, least, count, len(signs), exact)
-
-
 def upper_p(
     observed: FloatArray, null: FloatArray, *, exact: bool, tolerance: FloatArray | float
 ) -> FloatArray:

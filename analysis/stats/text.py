@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 
 from analysis.stats.contrast import TTest
-from analysis.stats.frontier import Share
 from analysis.stats.intervals import Interval
 from analysis.stats.swaps import SwapTest
 
@@ -125,7 +124,7 @@ def these_blocks(blocks: int) -> str:
 def evidence_text(test: SwapTest | TTest, alpha: float = 0.05) -> str:
     """The p-value and its method; from random swaps near `alpha` also its Monte Carlo error."""
     if isinstance(test, TTest):
-        over = f" over {count(test.blocks, 'block')}" if test.blocks else ""
+        over = f" over {count(test.units, 'block')}" if test.over_blocks else ""
         return f"t test{over}, {probability(test.p_value)}"
     if test.exact:
         return f"exact swap {probability(test.p_value)}"
@@ -133,12 +132,3 @@ def evidence_text(test: SwapTest | TTest, alpha: float = 0.05) -> str:
     near = alpha / 2 <= test.p_value <= 2 * alpha
     spread = f" ± {number(error, 1)}" if near else ""
     return f"swap {probability(test.p_value)}{spread} from {test.resamples:,} random swaps"
-
-
-def share_text(share: Share) -> str:
-    """A share as k/n (x%) with its interval."""
-    if share.interval is None:
-        return "0/0 (no run on the frontier)"
-    ends = " to ".join(map(whole_percent, share.interval.ends))
-    interval = f"{percent(share.interval.level)} CI {ends}, of so many independent points"
-    return f"{share.count}/{share.total} ({whole_percent(share.value)}, {interval})"

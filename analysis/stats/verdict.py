@@ -13,19 +13,18 @@ from typing import Self
 import numpy as np
 
 from analysis.stats.claims import Claim
-from analysis.stats.contrast import LOG_RATIO, RANKS, Contrast, TTest, mean_of, over_blocks
-from analysis.stats.frontier import Share
-from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.contrast import LOG_RATIO, RANKS, Contrast, TTest, independent, mean_of
+from analysis.stats.intervals import Estimate, Interval, detectable
 from analysis.stats.pairs import Pairs
 from analysis.stats.swaps import SwapTest, mean_swap_test
 from analysis.stats.text import (
     count,
+    ends_text,
     evidence_text,
     interval_text,
     number,
     probability,
     ratio_text,
-    share_text,
     signed,
     these_blocks,
 )
@@ -42,7 +41,6 @@ class Outcome(Enum):
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
     CANNOT_REJECT = "cannot reject at this design"
-    NOT_TESTED = "not tested"
     NO_VERDICT = "no verdict"
 
 
@@ -55,18 +53,19 @@ class Verdict:
     control: str  # label of the arm it is compared with
     estimate: Estimate  # the difference (or log ratio) with its standard error
     unit: str
-    test: SwapTest | TTest  # the test of no difference: a swap test, or a t test
+    test: SwapTest | TTest  # the test of no difference that decides
     replicates: int  # n; for a sweep never the number of prompts, steps or batches
     alpha: float = 0.05  # level of the family of tests
     family: int = 1  # number of tests in the family, for which it is corrected
     # Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded
     margin: float | None = None
-    share: Share | None = None  # the counts of a claim on frontier shares, shown instead of the difference
     doubt: str = ""  # why the result is inconclusive whatever the test, or ""
-    untested: str = ""  # why there is no test, or ""
     withheld: str = ""  # why there is no verdict, or ""
     note: str = ""  # additional evidence, or ""
     blocks: int = 0  # number of blocks of the replicates; 0 without blocks
+    beside: SwapTest | TTest | None = None  # the other test of the same differences
+    gain: Estimate | None = None  # what the control gained in training; None if unknown
+    over_prompts: Estimate | None = None  # the estimate with the error of the prompts, too; None if unknown
 
     @classmethod
     def about(cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest | TTest) -> Self:
@@ -77,21 +76,27 @@ class Verdict:
 
     @classmethod
     def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast, variance: float = 0.0) -> Self:
-        """A verdict on the mean of a contrast, by its swap test or over blocks; not yet corrected.
+        """A verdict on the mean of a contrast; not yet corrected.
+
+        Independent values are tested by the t test of their mean, others by swaps of pairs: swaps of a few
+        values cannot reject, and of values of which one in ten collapses they reject more often than t does
+        (`python -m benchmarks certificates`). The other test stands beside it.
 
         Args:
             claim: The claim.
             pairs: The matched pairs.
             contrast: Their differences.
-            variance: Variance of an independent error of the mean, which test and interval include.
+            variance: Variance of an independent error of the mean, which tests and interval include.
         """
-        mean = mean_of(contrast, pairs).widened(variance)
-        test = (
-            TTest(mean.p_value, round(mean.degrees) + 1)
-            if over_blocks(contrast, pairs)
-            else mean_swap_test(contrast.values, contrast.weights, pairs.unit, variance=variance)
-        )
-        return cls.about(claim, pairs, mean, contrast.unit, test)
+        mean, values = mean_of(contrast, pairs).widened(variance), independent(contrast, pairs)
+        over, least = values is not None and pairs.over_blocks, 0.0 if mean.degrees > 0 else 1.0
+        t_test = TTest(mean.p_value, round(mean.degrees) + 1, over, least)
+        if values is not None:
+            swaps = mean_swap_test(values, variance=variance)
+            return replace(cls.about(claim, pairs, mean, contrast.unit, t_test), beside=swaps)
+        swaps = mean_swap_test(contrast.values, contrast.weights, pairs.unit, variance=variance)
+        found = cls.about(claim, pairs, mean, contrast.unit, swaps)
+        return found if contrast.ranked else replace(found, beside=t_test)
 
     @property
     def adjusted(self) -> float:
@@ -109,34 +114,44 @@ class Verdict:
         return self.alpha / self.family
 
     @property
+    def rejects(self) -> bool:
+        """Whether the test that decides rejects."""
+        return _rejects(self.test, self.level)
+
+    @property
     def outcome(self) -> Outcome:
         """The conclusion from the evidence."""
         if self.withheld:
             return Outcome.NO_VERDICT
-        if self.untested:
-            return Outcome.NOT_TESTED
-        if self.doubt:
+        value = self.estimate.value
+        if self.doubt or math.isnan(value):
             return Outcome.INCONCLUSIVE
-        alpha, value = self.alpha * (1 + _ROUNDING), self.estimate.value
-        if self.adjusted <= alpha and value != 0 and not math.isnan(value):
+        if self.rejects and value != 0:
             return Outcome.BETTER if (value > 0) == self.claim.higher_is_better else Outcome.WORSE
-        # Both one-sided tests of equivalence reject, each at the level: TOST
-        both = self._interval(2 * self.level) if self.margin else None
-        if self.margin and both and both.within(self.margin):
+        if self.within_margin and self.trained:
             return Outcome.EQUIVALENT
-        possible = math.isnan(self.attainable) or self.attainable <= alpha
+        possible = not self.attainable > self.alpha * (1 + _ROUNDING)
         return Outcome.INCONCLUSIVE if possible else Outcome.CANNOT_REJECT
 
     @property
+    def within_margin(self) -> bool:
+        """Whether both one-sided tests of equivalence reject, each at the level: TOST."""
+        both = self._interval(2 * self.level) if self.margin else None
+        return bool(self.margin and both and both.within(self.margin))
+
+    @property
+    def trained(self) -> bool:
+        """Whether the control gained more than the margin; arms that train nothing are equal, too."""
+        gain = self.gain and self.gain.interval(1 - self.level)
+        return bool(self.margin and gain and gain.low > self.margin)
+
+    @property
     def interval(self) -> Interval | None:
-        """The interval of the estimate, simultaneous with those of its family except for a share.
+        """The interval of the estimate, simultaneous with those of its family.
 
         It is that of the test, and excludes 0 if and only if the test rejects.
         """
-        if self.share is not None:
-            return self.share.interval
-        interval, (low, high) = self._interval(self.level), self.claim.bounds
-        return interval and replace(interval, low=max(low, interval.low), high=min(high, interval.high))
+        return self._interval(self.level)
 
     def _interval(self, level: float) -> Interval | None:
         """The interval of the test at a two-sided level."""
@@ -145,10 +160,30 @@ class Verdict:
         return self.estimate.interval(1 - level)
 
     @property
+    def detectable(self) -> float | None:
+        """The difference that such a design detects with 80 % power; None if unknown or none."""
+        mean = self.estimate
+        if not mean.standard_error > 0:
+            return None
+        reach = detectable(self.test.units, self.level, self.test.attainable, mean.degrees)
+        return None if reach is None else reach * mean.standard_error
+
+    @property
+    def disagreement(self) -> str:
+        """A sentence if the other test of the same differences says otherwise, or ""."""
+        if self.beside is None or _rejects(self.beside, self.level) == self.rejects:
+            return ""
+        does = "does not reject" if self.rejects else "rejects"
+        named = "swap test" if isinstance(self.beside, SwapTest) else "t test"
+        return (
+            f"The {named} of the same differences {does} at this level: {probability(self.beside.p_value)}."
+        )
+
+    @property
     def label(self) -> str:
         """The outcome in the words of the claim, for tables."""
-        if self.doubt or self.untested:
-            return f"{self.outcome.value}: {self.doubt or self.untested}"
+        if self.doubt:
+            return f"{self.outcome.value}: {self.doubt}"
         if self.by_ranks and self.outcome in (Outcome.BETTER, Outcome.WORSE):
             # Ranks may differ in another direction than the values of the runs that have one
             return f"ranks {'higher' if self.estimate.value > 0 else 'lower'} in {self.claim.subject}"
@@ -159,20 +194,20 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The finding in one or two sentences."""
-        if self.untested:
-            return self._not_tested()
         if self.withheld:
             return f"There is no verdict on {self.claim.subject}: {self.withheld}."
         evidence = f"{self._difference()}; {evidence_text(self.test, self.level)}"
         if not math.isclose(self.adjusted, self.test.p_value, rel_tol=_ROUNDING):
             evidence += f", {probability(self.adjusted)} after correction"
         evidence += f"; {self._counts()}"
+        return " ".join(filter(None, (self._conclusion(evidence), self.disagreement)))
+
+    def _conclusion(self, evidence: str) -> str:
         subject, arms = self.claim.subject, f"{self.treatment} against {self.control}"
         match self.outcome:
             case Outcome.BETTER | Outcome.WORSE:
                 verb = "" if self.by_ranks else "has "
-                text = f"{self.treatment} {verb}{self.label} than {self.control} ({evidence})."
-                return f"{text} {self.claim.caveat}".strip()
+                return f"{self.treatment} {verb}{self.label} than {self.control} ({evidence})."
             case Outcome.EQUIVALENT:
                 return (
                     f"{self.treatment} and {self.control} are equivalent in {subject} within the planned "
@@ -184,13 +219,19 @@ class Verdict:
                     f"one side, {probability(self.attainable)} would exceed {self.alpha:g} ({evidence})."
                 )
             case _:
-                why, reach = f": {self.doubt}" if self.doubt else "", ""
-                if (detectable := self.estimate.detectable(self.level)) is not None:
-                    what = f"difference of about {number(detectable)} {self.unit}"
-                    if self.unit == LOG_RATIO:
-                        what = f"ratio of about {number(math.exp(detectable))}"
-                    reach = f" A design like this detects a {what} with 80% power."
-                return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence}).{reach}"
+                why = f": {self.doubt}" if self.doubt else self._untrained()
+                return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence})."
+
+    def _untrained(self) -> str:
+        """Why a difference within the margin is no equivalence, or ""."""
+        if not self.within_margin or self.trained:
+            return ""
+        if self.gain is None:
+            return ": within the margin, but whether anything trained is unknown"
+        return (
+            f": within the margin, but the control gained {number(self.gain.value)} "
+            f"({ends_text(self.gain.interval(1 - self.level))}), which may be no more than the margin"
+        )
 
     @property
     def by_ranks(self) -> bool:
@@ -200,7 +241,7 @@ class Verdict:
     @property
     def over_blocks(self) -> bool:
         """Whether the claim is about blocks like these, and not only about these."""
-        return isinstance(self.test, TTest) and self.test.blocks > 0
+        return isinstance(self.test, TTest) and self.test.over_blocks
 
     def _counts(self) -> str:
         n = count(self.replicates, self.claim.unit_of_n)
@@ -208,18 +249,11 @@ class Verdict:
         n = over if self.over_blocks else f"{n} {these_blocks(self.blocks)}"
         return "; ".join(filter(None, (f"n\u00a0=\u00a0{n.strip()}", self.note)))
 
-    def _not_tested(self) -> str:
-        subject = self.claim.subject[0].upper() + self.claim.subject[1:]
-        subject += f", {self.treatment} against {self.control},"
-        if math.isnan(self.estimate.value):
-            return f"{subject} is not compared: {self.untested}."
-        return f"{subject} {self._difference()}; {self._counts()}; not tested, because {self.untested}."
-
     def _difference(self) -> str:
         if self.unit == LOG_RATIO:
             return f"ratio {number(math.exp(self.estimate.value))}, {ratio_text(self.interval)}"
-        if self.share is not None:
-            return (
-                f"{share_text(self.share)} of the frontier, {count(self.share.discordant, 'discordant pair')}"
-            )
         return f"difference {signed(self.estimate.value)} {self.unit}, {interval_text(self.interval)}"
+
+
+def _rejects(test: SwapTest | TTest, level: float) -> bool:
+    return test.p_value <= level * (1 + _ROUNDING)

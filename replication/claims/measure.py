@@ -152,17 +152,5 @@ def with_level(value: float, interval: Interval | None, *, ratio: bool = True) -
 
 def count_text(count: int, total: int) -> str:
     """A number of so many, with Clopper and Pearson's 95% interval of its share."""
-    ends = ends_text(Share(count, total, 0).interval)
+    ends = ends_text(Share(count, total).interval)
     return f"{count} of {total} ({count / total:.0%}; {ends})"
-
-
-def share_text(verdict: Verdict) -> str:
-    """A share of the frontier with its interval and p."""
-    share = verdict.share
-    assert share is not None
-    p = f", {p_text(verdict.adjusted)}" if share.discordant else ""
-    return (
-        count_text(share.count, share.total)
-        + p
-        + ("" if decidable(verdict) else ", cannot reject at this design")
-    )

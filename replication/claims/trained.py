@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.checks import load_sweep
 from analysis.report.matching import match, tuned_arms
 from analysis.results.store import DamagedFileError, read_json
 from analysis.results.sweep import Sweep
 from analysis.stats.claims import KL_DECIDES
-from analysis.stats.comparison import share_verdict
+from analysis.stats.comparison import Rules, corrected, primary_finding
 from analysis.stats.contrast import log_kl_contrast
 from analysis.stats.pairs import Pairs
-from analysis.stats.primary import Rules, corrected, primary_finding
 from analysis.stats.tuning import regret_variance
 from analysis.stats.verdict import Outcome, Verdict
 from lit_klrb import schema
@@ -115,11 +112,6 @@ def kl_finding(pairs: Pairs, sweep: Sweep) -> Verdict:
     tuned = tuned_arms(sweep, ratio=True) if sweep.plan.primary.outcome == schema.KL else {}
     variance = regret_variance(tuned, pairs.treatment, pairs.control)
     return Verdict.on(KL_DECIDES, pairs, log_kl_contrast(pairs), variance)
-
-
-def share_finding(pairs: Pairs, sweep: Sweep, cut: float = np.inf) -> Verdict:
-    """The share of the frontier of both arms with a KL below `cut`, in nats."""
-    return share_verdict(pairs, cut)
 
 
 @functools.cache

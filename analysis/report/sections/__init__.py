@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
-from analysis.report.sections.checks import certificates, evaluation_noise
 from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
@@ -23,7 +22,7 @@ ADDED = "lit_klrb.report_sections"
 PARTS: dict[str, tuple[Builder, ...]] = {
     "Answer": (summary, tradeoff, happened),
     "Runs": (completions, training_curves, arms, tuning, blocks),
-    "Checks": (execution, outcomes, evaluation_noise, gradient_noise, estimation, certificates),
+    "Checks": (execution, outcomes, gradient_noise, estimation),
     "More measurements": (),
     "Appendix": (reading, hyperparameters, provenance),
 }

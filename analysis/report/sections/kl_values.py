@@ -15,8 +15,9 @@ from analysis.stats.kl_values import (
     BiasVerdict,
     EstimatorSpread,
     estimator_spreads,
+    missed_mass,
 )
-from analysis.stats.text import ends_text, number, percent
+from analysis.stats.text import ends_text, number, percent, whole_percent
 
 # Names of the estimates, as in the documentation.
 NAMES = {
@@ -32,6 +33,7 @@ _WORDS = {
     BiasOutcome.EQUIVALENT: "equivalent within {:.0%}",
     BiasOutcome.BIASED: "biased",
     BiasOutcome.INCONCLUSIVE: "inconclusive",
+    BiasOutcome.THEOREM: "unbiased (theorem)",
 }
 
 # Label of a snapshot, and the spread of each estimator.
@@ -57,14 +59,16 @@ def estimation(assessment: Assessment) -> Section | None:
             f"({run.cell.title}){place}. Spread is the standard deviation of the estimate from M "
             "completions of a prompt: the square root of the mean variance over prompts. The results apply "
             "to these policies.",
-            f"The bias is measured against {_standard(artifact)}; equivalence within "
-            f"{artifact.tolerance:.0%} and bias are tested at 5%, with their intervals corrected over all "
-            "estimators and snapshots, and “inconclusive” does not mean “unbiased”. If the values "
-            "are so heavy-tailed that they have no variance (tail index 1/2 or more), the result is "
-            "inconclusive: values that dominate their mean may be too rare to occur among them.",
+            f"The difference is that to {_standard(artifact)}; equivalence within {artifact.tolerance:.0%} "
+            "is tested at 5%, with intervals corrected over all estimators and snapshots. All but k2 are "
+            "unbiased by a theorem, which no sample overrules: where completions that dominate a mean are "
+            "too rare to be drawn, an unbiased estimate misses it, and its standard error does not show it.",
         ],
         figures=[_spread_figure(snapshots, sizes)],
-        tables=[*(_table(label, spreads, artifact) for label, spreads in snapshots), *_coverage(artifact)],
+        tables=[
+            *(_table(one, by_step[one.step], artifact) for one in artifact.snapshots),
+            *_coverage(artifact),
+        ],
         numbers={str(step): _numbers(spreads) for step, spreads in by_step.items()}
         | {
             f"{one.step} reference mass": one.reference_mass.tolist()
@@ -137,8 +141,8 @@ def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
     }
 
 
-def _table(label: str, spreads: Mapping[str, EstimatorSpread], artifact: ValueStudy) -> Table:
-    sizes = artifact.group_sizes
+def _table(one: ValueSnapshot, spreads: Mapping[str, EstimatorSpread], artifact: ValueStudy) -> Table:
+    label, sizes, missed = one.label, artifact.group_sizes, missed_mass(one.values)
     columns = ("Estimator", "Mean", *(f"Spread, M = {size}" for size in sizes))
     rows = []
     for name, spread in spreads.items():
@@ -148,7 +152,13 @@ def _table(label: str, spreads: Mapping[str, EstimatorSpread], artifact: ValueSt
         mean = f"{number(spread.mean.value)} ± {number(spread.mean.standard_error, 2)}"
         deviations = (number(spread.deviations[size]) for size in sizes)
         rows.append(
-            (NAMES.get(name, name), mean, *deviations, *ratio, *_bias(spread.bias, artifact.tolerance))
+            (
+                NAMES.get(name, name),
+                mean,
+                *deviations,
+                *ratio,
+                *bias_cells(name, spread.bias, artifact.tolerance, missed),
+            )
         )
     (level,) = {spread.bias.level for spread in spreads.values() if spread.bias is not None}
     return Table(
@@ -156,16 +166,20 @@ def _table(label: str, spreads: Mapping[str, EstimatorSpread], artifact: ValueSt
         f"(n = {artifact.prompts} prompts). Variance: that of the estimate from M = {max(sizes)} relative to "
         f"{NAMES[REFERENCE]}, with a 95% jackknife interval over prompts, not corrected for multiple "
         "comparisons.",
-        (*columns, "Variance", "95% CI", "Bias", f"{percent(level)} CI", "Verdict"),
+        (*columns, "Variance", "95% CI", "Difference", f"{percent(level)} CI", "Verdict"),
         rows,
     )
 
 
-def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
+def bias_cells(name: str, bias: BiasVerdict | None, tolerance: float, missed: float) -> tuple[str, str, str]:
+    """Difference, interval and verdict of an estimator, with the share of the mass that its sample misses."""
     if bias is None:
         return "–", "–", "the reference"
-    doubt = f" (heavy tail, index {number(bias.tail, 2)})" if bias.heavy_tailed else ""
-    verdict = _WORDS[bias.outcome].format(tolerance) + doubt
+    verdict = _WORDS[bias.outcome].format(tolerance)
+    if bias.outcome is BiasOutcome.THEOREM and name == "cv" and missed > 0:
+        verdict += f"; this sample misses {whole_percent(missed)} of the reference's mass"
+    elif bias.heavy_tailed:
+        verdict += f" (heavy tail, index {number(bias.tail, 2)})"
     return number(bias.estimate.value, 2), ends_text(bias.interval, 2), verdict
 
 

@@ -1,61 +1,42 @@
-"""Fig. 2 and the table of tests: paired differences in J and in reward at matched KL."""
+"""Fig. 2 and the tables of tests and counts: paired differences in what decides, and what else moved."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from analysis.report.assessment import Assessment
+from analysis.report.assessment import Assessment, level_of
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, Look, legend_lines, looks, sheet, thinned, thinning
-from analysis.stats import Comparison, Pairs, Verdict
-from analysis.stats.contrast import (
-    LOG_RATIO,
-    Contrast,
-    block_means,
-    equal_betas,
-    kl_contrast,
-    objective_contrast,
-)
+from analysis.stats import Comparison, Verdict
+from analysis.stats.comparison import primary_contrast
+from analysis.stats.contrast import LOG_RATIO, block_means
+from analysis.stats.frontier import dominations, pooled_share
 from analysis.stats.intervals import Estimate, Interval
-from analysis.stats.pairs import FloatArray
-from analysis.stats.text import (
-    aligned,
-    aligned_ends,
-    decimals_of,
-    ends_text,
-    number,
-    percent,
-    share_text,
-    signed,
-)
+from analysis.stats.text import aligned, aligned_ends, decimals_of, ends_text, number, signed
 
 
 def outcomes(assessment: Assessment) -> Section | None:
-    """All tests with their counts."""
-    if not assessment.comparisons:
+    """All tests, and what is only counted or described."""
+    comparisons = assessment.comparisons
+    if not comparisons:
         return None
-    curve = (
-        "Reward at matched KL is the difference in reward given one curve c0 + c1·√KL + c2·KL + c3·√KL³ for "
-        "both arms; it is not estimated if the KLs do not overlap."
-    )
-    by_kl = assessment.comparisons[0].fit is None
+    of_reward = [one for one in comparisons if one.matched is not None]
+    numbers: dict[str, Any] = {}
+    for one in comparisons:
+        values = {str(index): mean.value for index, mean in _by_beta(one).items()}
+        numbers[one.pairs.treatment] = {one.primary.claim.key: values} | (
+            _counts(one) if one.matched is not None else {}
+        )
     return Section(
         "outcomes",
-        "All tests",
-        paragraphs=[] if by_kl else [curve],
-        details=[_tests(assessment)] if not assessment.withheld else (),
-        numbers={
-            comparison.pairs.treatment: {
-                panel.verdict.claim.key: {
-                    str(index): estimate.value for index, estimate in panel.by_beta(comparison.pairs).items()
-                }
-                for panel in _panels(comparison)
-            }
-            for comparison in assessment.comparisons
-        },
+        "All tests, and counts",
+        details=[
+            *([] if assessment.withheld else [_tests(assessment)]),
+            *([_counted(of_reward)] if of_reward else []),
+        ],
+        numbers=numbers,
     )
 
 
@@ -66,90 +47,58 @@ def forests(assessment: Assessment) -> list[Figure]:
     return [_forest(assessment, [c for c in comparisons if c.primary.unit == unit]) for unit in units]
 
 
-@dataclass(frozen=True, eq=False)
-class _Panel:
-    """One outcome of one comparison: differences of the pairs [P], and the verdict on their mean.
-
-    Single betas have no interval if it would ignore the uncertainty of the fitted curve.
-    """
-
-    title: str
-    values: FloatArray
-    verdict: Verdict
-    intervals: bool = True
-
-    def by_beta(self, pairs: Pairs) -> dict[int, Estimate]:
-        """Mean difference at each β, with its standard error over replicates."""
-        parts = {int(index): self.values[pairs.beta_index == index] for index in pairs.beta_indices}
-        return {index: self._shown(Estimate.of_mean(part)) for index, part in parts.items()}
-
-    def by_block(self, pairs: Pairs) -> dict[int, Estimate]:
-        """Mean difference in each block, each β counting the same; empty without blocks."""
-        contrast = Contrast(self.values, equal_betas(pairs), "", ranked=True)
-        found = block_means(contrast, pairs) if pairs.blocks else {}
-        return {index: self._shown(mean) for index, mean in found.items()}
-
-    def _shown(self, mean: Estimate) -> Estimate:
-        return mean if self.intervals else Estimate(mean.value)
+def _by_beta(comparison: Comparison) -> dict[int, Estimate]:
+    """Mean difference at each β, with its standard error over replicates."""
+    pairs = comparison.pairs
+    values = primary_contrast(pairs, comparison.primary.claim.key).values
+    return {int(index): Estimate.of_mean(values[pairs.beta_index == index]) for index in pairs.beta_indices}
 
 
-def _panels(comparison: Comparison) -> list[_Panel]:
-    pairs, primary = comparison.pairs, comparison.primary
-    if primary.claim.key == "kl":
-        return [_Panel("KL", kl_contrast(pairs).values, primary)]
-    found = [_Panel("J = reward − β·KL", objective_contrast(pairs).values, primary)]
-    if comparison.fit is not None and not comparison.fit.refused:
-        found.append(
-            _Panel("Reward at matched KL", comparison.fit.differences, comparison.matched, intervals=False)
-        )
-    return found
+def _by_block(comparison: Comparison) -> dict[int, Estimate]:
+    """Mean difference in each block, each β counting the same; empty without blocks."""
+    pairs = comparison.pairs
+    contrast = primary_contrast(pairs, comparison.primary.claim.key)
+    return block_means(contrast, pairs) if pairs.blocks else {}
+
+
+def _title(comparison: Comparison) -> str:
+    return "KL" if comparison.primary.claim.key == "kl" else "J = reward − β·KL"
 
 
 def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    pairs = comparison.pairs
-    for panel in _panels(comparison):
-        by_beta, by_block, verdict = panel.by_beta(pairs), panel.by_block(pairs), panel.verdict
-        shown = [("all", verdict.estimate.value, verdict.interval, pairs.replicates)]
-        for index, mean in reversed(by_block.items()):
-            replicates = pairs.subset(pairs.block == index).replicates
-            shown.insert(0, (f"all, block {blocks[index]}", mean.value, mean.interval(), replicates))
-        for index, mean in reversed(by_beta.items()):
-            betas = pairs.beta[pairs.beta_index == index]
-            shown.insert(0, (f"{betas[0]:g}", mean.value, mean.interval(), len(betas)))
-        decimals = decimals_of(mean.value for mean in by_beta.values())
-        for where, value, interval, count in shown:
-            numbers = aligned(value, decimals, sign=True), aligned_ends(interval, decimals)
-            yield (pairs.treatment, f"{panel.title} ({verdict.unit})", where, *numbers, str(count))
+    pairs, verdict, level = comparison.pairs, comparison.primary, 1 - comparison.primary.level
+    by_beta = _by_beta(comparison)
+    shown = []
+    for index, mean in by_beta.items() if len(by_beta) > 1 else ():
+        betas = pairs.beta[pairs.beta_index == index]
+        shown.append((f"{betas[0]:g}", mean.value, mean.interval(level), len(betas)))
+    for index, mean in _by_block(comparison).items():
+        replicates = pairs.subset(pairs.block == index).replicates
+        shown.append((f"block {blocks[index]}", mean.value, mean.interval(level), replicates))
+    shown.append(("all", verdict.estimate.value, verdict.interval, pairs.replicates))
+    decimals = decimals_of(value for _, value, _, _ in shown)
+    for where, value, interval, count in shown:
+        numbers = aligned(value, decimals, sign=True), aligned_ends(interval, decimals)
+        yield (pairs.treatment, where, *numbers, str(count))
 
 
 def _tests(assessment: Assessment) -> Table:
-    alpha, comparisons = assessment.sweep.plan.primary.alpha, assessment.comparisons
-    primary = comparisons[0].primary
-    p_value = "p (t, or swap)"
-    levels = f"{percent(1 - primary.level)} for the first two"
-    if others := comparisons[0].secondary:
-        levels += f", {percent(1 - others[0].level)} for the others"
+    comparisons = assessment.comparisons
+    alpha, others = assessment.sweep.plan.primary.alpha, comparisons[0].secondary
+    levels = f"{level_of(comparisons[0].primary)} for what decides"
+    levels += f", {level_of(others[0])} for the others" if others else ""
     return Table.of(
-        f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, "
-        "corrected over the planned comparisons; “matched_kl” is a separate family, tested only "
-        "where the primary test rejects; all others are descriptive and form one family. Each p and its "
-        "interval are of one test, simultaneous in its family (Bonferroni): an interval excludes 0 if and "
-        f"only if the corrected p is at most {alpha:g}. Their levels: {levels}; intervals of "
-        "frontier shares, 95% each, are of so many independent points, which those of a frontier are not. "
-        "The hypervolume is that of each replicate's runs, on log KL and reward, up to the worst of any run. "
-        "The spread between replicates is the sum of absolute deviations from their median at the same step, "
-        "β and arm, for the KL that of its logarithm; its ratio is over all training steps, in each of which "
-        "that of both arms is 1. Roughness is that of squared increments within runs. “collapses” is "
-        "McNemar's exact test of pairs in which only one run diverged. “Least p” is the smallest attainable "
-        "corrected p.",
+        f"All tests, two-sided at {alpha:g}. “{comparisons[0].primary.claim.key}” decides, corrected over "
+        "the planned comparisons; the others describe, and are one family. An interval excludes 0 only if "
+        f"its corrected p (Bonferroni) is at most {alpha:g}. Levels: {levels}. The spread is the sum of "
+        "absolute deviations from the median of each arm and β, for the KL of its logarithm.",
         [verdict for comparison in comparisons for verdict in comparison.verdicts],
         ("Test", lambda verdict: f"{verdict.claim.key}: {verdict.claim.subject}"),
         ("Arm", lambda verdict: verdict.treatment),
         ("Estimate", _estimate),
         ("Interval", lambda verdict: ends_text(_shown(verdict))),
-        (p_value, lambda verdict: number(verdict.test.p_value, 2)),
+        ("p", lambda verdict: number(verdict.test.p_value, 2)),
         ("p (corrected)", lambda verdict: number(verdict.adjusted, 2)),
-        ("Least p", lambda verdict: number(verdict.attainable, 2)),
         ("Verdict", lambda verdict: verdict.label),
     )
 
@@ -160,28 +109,59 @@ def _shown(verdict: Verdict) -> Interval | None:
 
 
 def _estimate(verdict: Verdict) -> str:
-    share, value = verdict.share, verdict.estimate.value
-    if share is None:
-        ratio = verdict.unit == LOG_RATIO
-        return f"ratio {number(math.exp(value))}" if ratio else f"{signed(value)} {verdict.unit}"
-    return f"{share_text(share)}; |F| = {share.total}, D = {share.discordant}"
+    value = verdict.estimate.value
+    ratio = verdict.unit == LOG_RATIO
+    return f"ratio {number(math.exp(value))}" if ratio else f"{signed(value)} {verdict.unit}"
+
+
+def _counts(comparison: Comparison) -> dict[str, Any]:
+    """Points of the arm and of both on the frontier; pairs in which it dominates, and is dominated."""
+    share, (won, lost) = pooled_share(comparison.pairs), dominations(comparison.pairs)
+    return {"frontier": [share.count, share.total], "dominates": won, "dominated": lost}
+
+
+def _counted(comparisons: Sequence[Comparison]) -> Table:
+    control = comparisons[0].pairs.control
+
+    def at_matched_kl(one: Comparison) -> str:
+        assert one.matched is not None
+        interval = ends_text(one.matched.estimate.interval())
+        return one.matched.refused or f"{signed(one.matched.estimate.value)} ({interval})"
+
+    def counted(one: Comparison) -> str:
+        share = pooled_share(one.pairs)
+        return f"{share.count} of {share.total}"
+
+    return Table.of(
+        f"Counts and descriptions, without a test. Frontier: the arm's, of its runs and those of {control} "
+        "that no other run dominates in reward and KL; a larger share also comes from a larger spread. "
+        "Dominates: matched pairs in which the arm's run has no less reward and no more KL. At matched KL: "
+        "the reward, given one curve c0 + c1·√KL + c2·KL + c3·√KL³ for both arms (95 % interval).",
+        comparisons,
+        ("Arm", lambda one: one.pairs.treatment),
+        ("Frontier", counted),
+        ("Dominates", lambda one: f"{dominations(one.pairs)[0]} of {len(one.pairs)}"),
+        ("Is dominated", lambda one: f"{dominations(one.pairs)[1]} of {len(one.pairs)}"),
+        ("Reward at matched KL", at_matched_kl),
+    )
 
 
 def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure:
     """One forest plot of comparisons whose differences have the same unit."""
     plan = assessment.sweep.plan
     control, blocks = plan.primary.control, list(plan.grid.blocks)
-    one, own = ("β or block", "The mean of a block is over all β. ") if blocks else ("β", "")
+    parts = [name for name, more in (("β", len(plan.grid.beta) > 1), ("block", bool(blocks))) if more]
+    own = (
+        f" A single {' or '.join(parts)} has a t interval of the same level, not corrected." if parts else ""
+    )
     return Figure(
         lambda: _draw(assessment, comparisons),
-        f"Forest plot of differences to {control} in each outcome, per β and overall.",
-        "Each small dot is one matched pair; the mark is the mean over replicates. “All β” is the quantity "
-        f"that is tested, with its simultaneous interval; a single {one} has a 95% t interval and is shown "
-        f"for orientation. {own}{thinning()}",
+        f"Forest plot of differences to {control} in {comparisons[0].primary.claim.subject}.",
+        "Each small dot is one matched pair; the mark is the mean over replicates. “All” is what is tested, "
+        f"with its simultaneous interval.{own} {thinning()}",
         Table(
-            f"Differences to {control}, with the intervals of the figure; those at each {one} are not "
-            "corrected for multiple comparisons.",
-            ("Arm", "Outcome", "β", "Difference", "Interval", "Replicates"),
+            f"Differences to {control}, with the intervals of the figure.",
+            ("Arm", "Where", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _rows(comparison, blocks)],
         ),
     )
@@ -191,36 +171,34 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
     spacing = 0.8 / len(comparisons)
-    ticks = [f"β = {beta:g}" for beta in plan.grid.beta.values()]
-    ticks += [*(f"block {label}" for label in plan.grid.blocks), "all β"]
+    betas = plan.grid.beta if len(plan.grid.beta) > 1 else {}
+    ticks = [
+        *(f"β = {beta:g}" for beta in betas.values()),
+        *(f"block {one}" for one in plan.grid.blocks),
+        "all",
+    ]
     with sheet(1.6 + 0.3 * len(comparisons) * len(ticks)) as drawn:
-        titles = list(dict.fromkeys(panel.title for c in comparisons for panel in _panels(c)))
-        panels = drawn.canvas.subplots(1, len(titles), sharey=True, squeeze=False)[0]
-        for axes, title in zip(panels, titles, strict=True):
-            for index, comparison in enumerate(comparisons):
-                panel = next((panel for panel in _panels(comparison) if panel.title == title), None)
-                if panel is None:
-                    continue
-                pairs = comparison.pairs
-                offset = (index - (len(comparisons) - 1) / 2) * spacing
-                places = {index: row + offset for row, index in enumerate(plan.grid.beta)}
-                rows = [places[index] - 0.3 * spacing for index in pairs.beta_index]
-                look = styles[pairs.treatment]
-                dots: dict[str, Any] = {"color": look.colour, "alpha": 0.55, "markersize": 4, "zorder": 2}
-                axes.plot(thinned(panel.values), thinned(rows), ".", **dots)
-                for index, estimate in panel.by_beta(pairs).items():
-                    _draw_estimate(axes, estimate.value, estimate.interval(), places[index], look)
-                for index, estimate in panel.by_block(pairs).items():
-                    row = len(plan.grid.beta) + index + offset
-                    _draw_estimate(axes, estimate.value, estimate.interval(), row, look)
-                overall = panel.verdict.estimate.value, panel.verdict.interval
-                _draw_estimate(axes, *overall, len(ticks) - 1 + offset, look)
-            axes.axvline(0, color=INK, linewidth=0.8)
-            axes.set_title(title, loc="left")
-            axes.set_xlabel(f"difference to {plan.primary.control}\n({comparisons[0].primary.unit})")
-            axes.grid(visible=False, axis="y")
-        panels[0].set_yticks(range(len(ticks)), ticks)
-        panels[0].invert_yaxis()
+        axes = drawn.canvas.subplots()
+        for number, one in enumerate(comparisons):
+            pairs, look, level = one.pairs, styles[one.pairs.treatment], 1 - one.primary.level
+            offset = (number - (len(comparisons) - 1) / 2) * spacing
+            last = len(ticks) - 1 + offset
+            places = {index: row + offset for row, index in enumerate(betas)}
+            rows = [places.get(int(index), last) - 0.3 * spacing for index in pairs.beta_index]
+            values = primary_contrast(pairs, one.primary.claim.key).values
+            dots: dict[str, Any] = {"color": look.colour, "alpha": 0.55, "markersize": 4, "zorder": 2}
+            axes.plot(thinned(values), thinned(rows), ".", **dots)
+            for index, mean in _by_beta(one).items() if betas else ():
+                _draw_estimate(axes, mean.value, mean.interval(level), places[index], look)
+            for index, mean in _by_block(one).items():
+                _draw_estimate(axes, mean.value, mean.interval(level), len(betas) + index + offset, look)
+            _draw_estimate(axes, one.primary.estimate.value, one.primary.interval, last, look)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set_title(_title(comparisons[0]), loc="left")
+        axes.set_xlabel(f"difference to {plan.primary.control} ({comparisons[0].primary.unit})")
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(range(len(ticks)), ticks)
+        axes.invert_yaxis()
         shown = {one.pairs.treatment: styles[one.pairs.treatment] for one in comparisons}
         drawn.legend(legend_lines(shown, lines=False), columns=2)
     return drawn.svg

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.report.matching import distinct_blocks
 from analysis.results.keys import by_beta
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
-from analysis.stats.contrast import block_means, most_unseen
-from analysis.stats.primary import primary_contrast
+from analysis.stats.comparison import primary_contrast
+from analysis.stats.contrast import TTest, block_means, most_unseen
 from analysis.stats.text import count, fixed, these_blocks, whole_percent
 
 
@@ -58,26 +57,46 @@ def _table(runs: list[Run]) -> Table:
 
 
 def arms(assessment: Assessment) -> Section | None:
-    """One row per arm; None if it is not recorded what the arms optimise."""
+    """What differs between each arm and the control, key by key, and what their gradients optimise."""
     sweep = assessment.sweep
-    if not any(arm.optimises for arm in sweep.locked.arms.values()):
-        return None
-    overrides, betas = sweep.plan.grid.arms, sweep.plan.grid.beta
+    plan, known = sweep.plan, sweep.locked.arms
+    control, rows = plan.primary.control, list[tuple[str, ...]]()
+    for label in plan.comparisons:
+        own, theirs = _settings(sweep, label), _settings(sweep, control)
+        for key in dict.fromkeys((*own, *theirs)):
+            if own.get(key) != theirs.get(key):
+                rows.append((label, key, own.get(key, "–"), theirs.get(key, "–")))
+    labels = [row[0] for row in rows]
+    several = [label for label in plan.comparisons if labels.count(label) > 1]
+    left = [label for version in sweep.locked.history for label in version.plan.grid.arms]
+    gone = [label for label in dict.fromkeys(left) if label not in plan.grid.arms]
+    texts = []
+    if several:
+        texts.append(
+            f"{', '.join(several)} {'differs' if len(several) == 1 else 'differ'} from {control} in several "
+            "settings: a difference is that of all of them together, and of none alone."
+        )
+    if gone:
+        texts.append(f"In an earlier version of the plan, and no more: {', '.join(gone)}.")
+    tables = [
+        Table(f"Each arm beside {control}, key by key.", ("Arm", "Setting", "Its value", control), rows),
+        Table.of(
+            "What the gradient of each arm optimises in expectation, on samples of the current policy.",
+            [(label, arm) for label, arm in known.items() if arm.optimises],
+            ("Arm", lambda row: row[0]),
+            ("Estimator of the KL", lambda row: (row[1].estimator or "none") + " (biased)" * row[1].biased),
+            ("Its gradient optimises", lambda row: row[1].optimises or "–"),
+        ),
+    ]
+    shown = [table for table in tables if table.rows]
+    return Section("arms", "What was compared", paragraphs=texts, tables=shown) if shown else None
 
-    def changed(label: str) -> str:
-        texts = (f"{key} = {_value(value, betas)}" for key, value in overrides[label].items())
-        return "; ".join(texts) or "nothing"
 
-    table = Table.of(
-        "The arms. Apart from these changes, their runs differ only in β and seed. The last column is what "
-        "the gradient optimises in expectation, on samples of the current policy.",
-        sweep.locked.arms.items(),
-        ("Arm", lambda row: row[0]),
-        ("Changes", lambda row: changed(row[0])),
-        ("Estimator of the KL", lambda row: (row[1].estimator or "none") + " (biased)" * row[1].biased),
-        ("Its gradient optimises", lambda row: row[1].optimises or "–"),
-    )
-    return Section("arms", "What was compared", tables=[table])
+def _settings(sweep: Sweep, label: str) -> dict[str, str]:
+    """What a plan and the choice of its rate give an arm: configuration key -> value."""
+    plan, rates = sweep.plan, sweep.locked.rates
+    found = {key: _value(value, plan.grid.beta) for key, value in plan.grid.arms[label].items()}
+    return found | ({plan.tuning.key: f"{rates[label]:g}"} if plan.tuning and label in rates else {})
 
 
 def biased_arms(sweep: Sweep) -> list[str]:
@@ -130,12 +149,7 @@ def block_condition(assessment: Assessment) -> str:
     labels, comparisons = list(assessment.sweep.plan.grid.blocks), assessment.comparisons
     if not labels:
         return ""
-    same = distinct_blocks(assessment.sweep)
-    found = f"The replicates are of {count(len(set(same)), 'block')} ({', '.join(labels)})."
-    for first in sorted(set(same)):
-        if same.count(first) > 1:
-            names = ", ".join(label for label, one in zip(labels, same, strict=True) if one == first)
-            found += f" {names} have the same weights and settings and count as one."
+    found = f"The replicates are of {count(len(labels), 'block')} ({', '.join(labels)})."
     over = [one.pairs.treatment for one in comparisons if one.primary.over_blocks]
     if not over:
         return f"{found} All statements hold {these_blocks(comparisons[0].primary.blocks)} only."
@@ -161,7 +175,6 @@ GLOSSARY = (
         "two runs with the same β, replicate and seed that differ in what the plan gives their arms: the "
         "estimator, and often the learning rate",
     ),
-    ("Reward at matched KL", "the difference in reward between two arms at the same KL"),
     (
         "Simultaneous interval",
         "an interval of all differences that the corrected test does not reject; all intervals of a family "
@@ -169,9 +182,18 @@ GLOSSARY = (
     ),
     ("Replicate", "one repetition of the whole grid with its own seeds; n counts replicates"),
     (
-        "Swap p-value",
-        "the probability of a difference at least as large if the estimators' names are exchanged at random "
-        "within matched pairs",
+        "p (t)",
+        "the probability of a difference at least as large by chance, if the arms have the same mean and "
+        "differences are about normal",
+    ),
+    (
+        "p (swaps)",
+        "the probability of a difference at least as large if the arms' names are exchanged at random within "
+        "matched pairs; exact, whatever the distribution, if the arms do not matter at all",
+    ),
+    (
+        "Over seeds and prompts",
+        "the interval of the difference on other prompts like these, too, and not only on these",
     ),
 )
 
@@ -183,18 +205,15 @@ def reading(assessment: Assessment) -> Section:
 
 
 def _inference(assessment: Assessment) -> str:
-    primary = assessment.comparisons[0].primary
-    seeds_shared = assessment.comparisons[0].pairs.seeds_shared
-    swaps = "whole replicates, because seeds are shared across β" if seeds_shared else "single pairs"
-    over_blocks = (
-        "Mean differences are tested over blocks, whose number is n; whatever else is tested or drawn pools "
-        "the pairs of all blocks, and is conditional on these. Apart from mean differences, "
-    )
-    return (over_blocks if primary.over_blocks else "") + (
-        f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
-        "hypothesis is that the outcomes of both arms are exchangeable. How they are corrected is said in "
-        "“All tests”."
-    )
+    primary, pairs = assessment.comparisons[0].primary, assessment.comparisons[0].pairs
+    swaps = "whole replicates, because seeds are shared across β" if pairs.seeds_shared else "single pairs"
+    if primary.over_blocks:
+        test = "Mean differences are tested by a t test over blocks, whose number is n"
+    elif isinstance(primary.test, TTest):
+        test = "Each pair is a difference of its own, and their mean is tested by a t test"
+    else:
+        test = f"Pairs are pooled over β or within blocks: the test swaps the labels of {swaps}"
+    return f"{test}. The other of both tests stands beside it."
 
 
 # Keys that differ between runs by design.

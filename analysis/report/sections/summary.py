@@ -4,16 +4,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.report.assessment import GREW, Assessment
+from analysis.report.assessment import GREW, Assessment, level_of
 from analysis.report.elements import Section, Table
 from analysis.report.matching import warm_starts
+from analysis.report.power import warnings
 from analysis.report.sections.outcomes import forests
 from analysis.report.sections.runs import biased_arms, block_condition
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
-from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.contrast import TTest, kl_ratio
-from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, percent
+from analysis.stats.intervals import Interval
+from analysis.stats.power import rejections
+from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, whole_percent
 
 # The largest integer that JSON holds exactly.
 _LARGEST = 2**53
@@ -32,27 +34,44 @@ def summary(assessment: Assessment) -> Section:
             numbers={"complete": not assessment.sweep.missing, "withheld": assessment.withheld},
         )
     comparisons = assessment.comparisons
+    off = _off_normal(assessment)
     return Section(
         "verdict",
         "Verdict",
         figures=forests(assessment),
         tables=[_verdict_table(comparisons)],
-        notes=[
-            verdict.sentence
-            for one in comparisons
-            for verdict in (one.primary, one.matched, one.of(FRONTIER_SHARE.key))
-            if verdict is not None
-        ],
+        notes=[one.primary.sentence for one in comparisons],
         paragraphs=[
             *biased_arms(assessment.sweep),
             " ".join([_counts(assessment), *conditions(assessment)]),
+            *filter(None, [one.primary.disagreement for one in comparisons]),
+            *([_off_normal_text(off)] if off else []),
             *filter(None, [assessment.worst, _caution(assessment)]),
         ],
         numbers={
             "complete": True,
             "decisions": {c.pairs.treatment: c.primary.outcome.value for c in comparisons},
             "verdicts": {c.pairs.treatment: [verdict_numbers(v) for v in c.verdicts] for c in comparisons},
+            "rejections": off,
         },
+    )
+
+
+def _off_normal(assessment: Assessment) -> dict[str, tuple[float, float]]:
+    """How often the test says better, and worse, without a mean difference, by the kind of differences."""
+    tests = [one.primary.test for one in assessment.comparisons]
+    least = min(tests, key=lambda test: test.units)
+    level = assessment.comparisons[0].primary.level
+    return rejections(least.units, level, by_t=isinstance(least, TTest)) if least.units > 1 else {}
+
+
+def _off_normal_text(rates: dict[str, tuple[float, float]]) -> str:
+    normal, skewed = (whole_percent(sum(rates[name])) for name in ("normal", "log-normal"))
+    return (
+        f"Without a mean difference this test says better or worse in {normal} of sweeps if differences are "
+        f"normal, in {skewed} if they are log-normal; where one in ten loses by a collapse what the others "
+        f"gain, it says better in {whole_percent(rates['collapses'][0])}, as few samples have a collapse to "
+        "see (simulated)."
     )
 
 
@@ -81,7 +100,7 @@ def _why_not(assessment: Assessment) -> list[str]:
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     """The numbers of a verdict, for `results.json`."""
-    share, test = verdict.share, verdict.test
+    test, beside = verdict.test, verdict.beside
     return {
         "claim": verdict.claim.key,
         "outcome": verdict.outcome.value,
@@ -93,41 +112,59 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "p": test.p_value,
         "p_adjusted": verdict.adjusted,
         "p_adjusted_attainable": verdict.attainable,
+        "p_of_other_test": beside and beside.p_value,
+        "detectable": verdict.detectable,
         **(
-            {"blocks": test.blocks}
+            {"units": test.units, "over_blocks": test.over_blocks}
             if isinstance(test, TTest)
             else {"swaps": None if test.resamples > _LARGEST else test.resamples, "exact": test.exact}
         ),
         "replicates": verdict.replicates,
-        **({} if share is None else {"k": share.count, "n": share.total, "discordant": share.discordant}),
     }
 
 
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
-    first = comparisons[0]
-    primary, level = first.primary, percent(1 - first.primary.level)
+    primary = comparisons[0].primary
+    level = 1 - primary.level
     decimals = decimals_of(one.primary.estimate.value for one in comparisons)
     units = {one.primary.unit for one in comparisons}  # ranks if a run diverged
     unit = f" ({primary.unit})" if len(units) == 1 else ""
+    gain = primary.gain
+    gained = "unknown" if gain is None else _with_ends(gain.value, gain.interval(level))
+    other = "swaps" if isinstance(primary.test, TTest) else "t"
+    prompts = any(one.primary.over_prompts for one in comparisons)
 
-    def at_matched_kl(one: Comparison) -> str:
-        comparable = one.fit is not None and not one.fit.refused
-        return aligned(one.matched.estimate.value, decimals, sign=True) if comparable else "–"
+    def over_prompts(one: Comparison) -> str:
+        found = one.primary.over_prompts
+        return aligned_ends(None if found is None else found.interval(level), decimals)
 
     return Table.of(
-        f"Each arm against {first.pairs.control}: difference in {primary.claim.subject}{unit} "
-        f"with its {level} interval, simultaneous over all arms, which excludes 0 if and only if p, "
-        f"corrected for as many, is at most {primary.alpha:g}.",
+        f"Each arm against {primary.control}: difference in {primary.claim.subject}{unit} "
+        f"with its {level_of(primary)} interval, simultaneous over all arms, which excludes 0 if and only if "
+        f"p, corrected for as many, is at most {primary.alpha:g}. What {primary.control} gained over the "
+        f"start: {gained}.",
         comparisons,
         ("Arm", lambda one: one.pairs.treatment),
         ("Verdict", lambda one: one.primary.outcome.value),
         ("Difference", lambda one: aligned(one.primary.estimate.value, decimals, sign=True)),
         *((("Unit", lambda one: one.primary.unit),) if len(units) > 1 else ()),
-        ("Interval", lambda one: aligned_ends(one.primary.interval, decimals)),
-        ("p", lambda one: number(one.primary.adjusted, 2)),
-        *(() if first.fit is None else (("Reward at matched KL", at_matched_kl),)),
+        ("Over seeds", lambda one: aligned_ends(one.primary.interval, decimals)),
+        *((("Over seeds and prompts", over_prompts),) if prompts else ()),
+        (f"p ({'t' if other == 'swaps' else 'swaps'})", lambda one: number(one.primary.adjusted, 2)),
+        (f"p ({other})", lambda one: _beside(one.primary)),
         ("KL ratio", lambda one: aligned(kl_ratio(one.pairs), 2)),
     )
+
+
+def _beside(verdict: Verdict) -> str:
+    """The corrected p-value of the other test."""
+    return "–" if verdict.beside is None else number(min(1.0, verdict.beside.p_value * verdict.family), 2)
+
+
+def _with_ends(value: float, interval: Interval | None) -> str:
+    decimals = decimals_of([value, *(interval.ends if interval else ())])
+    ends = f" ({aligned_ends(interval, decimals)})" if interval else ""
+    return f"{aligned(value, decimals)}{ends}"
 
 
 def _counts(assessment: Assessment) -> str:
@@ -141,8 +178,8 @@ def _counts(assessment: Assessment) -> str:
 
 
 def _caution(assessment: Assessment) -> str:
-    """The problems that do not rule out a verdict."""
-    texts = [problem.text for problem in assessment.sweep.problems]
+    """The problems that do not rule out a verdict, and reasons to doubt that anything could be shown."""
+    texts = [*warnings(assessment.sweep), *(problem.text for problem in assessment.sweep.problems)]
     more = f"; {len(texts) - _CAUTIONS} more under “Plan and execution”" if len(texts) > _CAUTIONS else ""
     return f"Caution: {'; '.join(texts[:_CAUTIONS])}{more}." if texts else ""
 
@@ -161,7 +198,7 @@ def conditions(assessment: Assessment) -> list[str]:
     if any(c.pairs.diverged.any() for c in assessment.comparisons):
         texts.append(
             "Some runs diverged. They rank last: differences are compared by rank within each β instead of "
-            "by value, which a t test over blocks cannot, and there is no comparison at matched KL."
+            "by value, which a t test cannot."
         )
     return texts
 

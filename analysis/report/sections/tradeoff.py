@@ -54,7 +54,7 @@ def _figure(assessment: Assessment, runs: list[Run], points: FloatArray, on: Boo
         f"Reward against KL for {', '.join(assessment.sweep.plan.grid.arms)}: means over replicates at each "
         f"beta, and {len(runs)} single runs, {int(on.sum())} of them on the frontier.",
         "Up is more reward, left is closer to the reference. A large mark is the mean over the replicates of "
-        "an arm at one β, its bars are 95% t intervals over replicates, lines join the betas of an arm; long "
+        "an arm at one β, its bars are t intervals over replicates, lines join the betas of an arm; long "
         "bars may end outside. Pale marks are single runs; the dashed steps are their frontier, the runs "
         f"that no other run dominates in reward and KL. {thinning()}",
         _table(runs, on),
@@ -88,7 +88,8 @@ def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolA
         order = np.lexsort((points[1][on], points[0][on]))
         steps = (points[0][on][order], points[1][on][order])
         axes.step(*steps, where="post", color=FAINT, linestyle=(0, (2, 2)), linewidth=1, zorder=1)
-        _draw_runs(axes, runs, styles)
+        level = 1 - plan.level
+        _draw_runs(axes, runs, styles, level)
         marks = _draw_landmarks(axes, assessment.sweep)
         _label_betas(axes, runs, plan.primary.control)
         places = landmarks(assessment.sweep)
@@ -99,7 +100,7 @@ def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolA
         for place, beta in enumerate(betas):
             mine = [run for run in runs if run.point.beta == beta]
             panel = drawn.canvas.add_subplot(grid[1 + place // 3, place % 3])
-            _draw_runs(panel, mine, styles)
+            _draw_runs(panel, mine, styles, level)
             for axis, key in ((panel.xaxis, schema.KL), (panel.yaxis, schema.REWARD)):
                 _limit(axis, np.array([run.outcome(key) for run in mine]))
             panel.set_title(f"β = {beta:g}", loc="left")
@@ -107,7 +108,7 @@ def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolA
     return drawn.svg
 
 
-def _draw_runs(axes: Axes, runs: list[Run], styles: Mapping[str, Look]) -> None:
+def _draw_runs(axes: Axes, runs: list[Run], styles: Mapping[str, Look], level: float) -> None:
     """Single runs, and the means of each arm at each beta."""
     for name, look in styles.items():
         mine = [run for run in runs if run.point.arm == name]
@@ -116,14 +117,15 @@ def _draw_runs(axes: Axes, runs: list[Run], styles: Mapping[str, Look]) -> None:
         kl, reward = ([run.outcome(key) for run in thinned(mine)] for key in (schema.KL, schema.REWARD))
         pale: dict[str, Any] = {"color": look.colour, "alpha": 0.3, "markersize": 3.5, "zorder": 2}
         axes.plot(kl, reward, look.marker, markeredgewidth=0, **pale)
-        _draw_means(axes, mine, look)
+        _draw_means(axes, mine, look, level)
 
 
-def _draw_means(axes: Axes, runs: list[Run], look: Look) -> None:
+def _draw_means(axes: Axes, runs: list[Run], look: Look, level: float) -> None:
     """The means of one arm with their intervals, joined in the order of beta."""
     means = [[_mean(runs, beta, key) for beta in _betas(runs)] for key in (schema.KL, schema.REWARD)]
     bars = [
-        [interval.high - one.value if (interval := one.interval()) else 0.0 for one in own] for own in means
+        [interval.high - one.value if (interval := one.interval(level)) else 0.0 for one in own]
+        for own in means
     ]
     style: dict[str, Any] = {"markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.8}
     style |= {"marker": look.marker, "linewidth": 1.1, "elinewidth": 1.3, "zorder": 3, **look.line}
@@ -218,7 +220,7 @@ def happened(assessment: Assessment) -> Section | None:
     outcomes = sorted(arm_outcomes(sweep, keys), key=lambda outcome: betas.index(outcome.beta))
     if not any(outcome.n for outcome in outcomes):
         return None
-    control = sweep.plan.primary.control
+    control, level = sweep.plan.primary.control, 1 - sweep.plan.level
     start = start_of(sweep)
     values = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
     decimals = {key: decimals_of(arm.means[key].value for arm in outcomes) for key in keys}
@@ -227,7 +229,7 @@ def happened(assessment: Assessment) -> Section | None:
         (
             *(arm.label, f"{arm.beta:g}"),
             f"{arm.n} ({arm.diverged} diverged)" if arm.diverged else str(arm.n),
-            *(_with_ends(arm.means[key], decimals[key]) for key in keys),
+            *(_with_ends(arm.means[key], decimals[key], level) for key in keys),
         )
         for arm in outcomes
     ]
@@ -235,8 +237,8 @@ def happened(assessment: Assessment) -> Section | None:
         (
             *(arm.label, f"{arm.beta:g}"),
             *(
-                f"{_with_ends(arm.differences[key], decimals[key], sign=True)}; higher in {arm.higher[key]} "
-                f"of {arm.pairs}"
+                f"{_with_ends(arm.differences[key], decimals[key], level, sign=True)}; higher in "
+                f"{arm.higher[key]} of {arm.pairs}"
                 for key in keys
             ),
         )
@@ -244,12 +246,11 @@ def happened(assessment: Assessment) -> Section | None:
         if arm.label != control and arm.pairs
     ]
     of_means = (
-        "Each arm at each β after training: mean with its 95% t interval over replicates, without diverged "
-        "runs."
+        "Each arm at each β after training: mean with its t interval over replicates, without diverged runs."
     )
     of_differences = (
-        f"Matched differences to {control}: mean with its 95% t interval over replicates, not corrected for "
-        "multiple comparisons, and the number of matched pairs in which the arm has the higher value."
+        f"Matched differences to {control} at each β: mean with its t interval over replicates, and the "
+        "number of matched pairs in which the arm has the higher value."
     )
     tables = [
         Table(of_means, ("Arm", "β", "Runs", *names), means),
@@ -263,6 +264,6 @@ def happened(assessment: Assessment) -> Section | None:
     )
 
 
-def _with_ends(mean: Estimate, decimals: int, *, sign: bool = False) -> str:
-    text, interval = aligned(mean.value, decimals, sign=sign), mean.interval()
+def _with_ends(mean: Estimate, decimals: int, level: float, *, sign: bool = False) -> str:
+    text, interval = aligned(mean.value, decimals, sign=sign), mean.interval(level)
     return text if interval is None else f"{text} ({aligned_ends(interval, decimals)})"

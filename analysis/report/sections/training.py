@@ -193,18 +193,32 @@ def _curves_of(runs: Sequence[Run], source: str, metric: str, index: int, arm: s
 
 def _table(assessment: Assessment, runs: Sequence[Run], source: str) -> Table:
     grid, rows = assessment.sweep.plan.grid, []
+    control = assessment.sweep.plan.primary.control
     for (index, beta), name, (metric, label) in product(grid.beta.items(), grid.arms, METRICS.items()):
         if curves := _curves_of(runs, source, metric, index, name):
             first, last = np.transpose([curve.value[[0, -1]] for curve in curves])
             sd = float(last.std(ddof=1)) if len(curves) > 1 else None
             means = float(first.mean()), float(last.mean())
-            rows.append((name, f"{beta:g}", label, *means, sd, str(len(curves))))
+            others = _curves_of(runs, source, metric, index, control) if name != control else []
+            rows.append((name, f"{beta:g}", label, *means, sd, _steadier(curves, others), str(len(curves))))
     return Table(
-        f"{NAMES[source]}: mean over replicates at the first and the last logged step, and the standard "
-        "deviation (SD) between replicates at the last.",
-        ("Arm", "β", "Metric", "First", "Last", "SD at last", "Runs"),
+        f"{NAMES[source]}: mean over replicates at the first and the last logged step, the standard "
+        "deviation (SD) between replicates at the last, and at how many steps it is below the control's.",
+        ("Arm", "β", "Metric", "First", "Last", "SD at last", f"Steps with less SD than {control}", "Runs"),
         rows,
     )
+
+
+def _steadier(curves: Sequence[Curve], others: Sequence[Curve]) -> str:
+    """At how many of their common steps some curves vary less than others."""
+    if min(len(curves), len(others)) < 2:
+        return "–"
+    steps = functools.reduce(np.intersect1d, [curve.step for curve in (*curves, *others)])
+    spreads = [
+        np.std([one.value[np.isin(one.step, steps)] for one in own], axis=0, ddof=1)
+        for own in (curves, others)
+    ]
+    return f"{int(np.less(*spreads).sum())} of {len(steps)}"
 
 
 def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:

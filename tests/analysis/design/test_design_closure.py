@@ -18,7 +18,7 @@ CHANGED = {
     "lit_klrb/callbacks/predictions.py": "cell",
     "lit_klrb/data/__init__.py": "cell",
     "lit_klrb/schema.py": "cell report",
-    "analysis/stats/primary.py": "report",
+    "analysis/stats/comparison.py": "report",
     "analysis/report/templates/report.css": "report",
     "analysis/results/rules.py": "report",
     "lit_klrb/cli/explain.py lit_klrb/cli/kl.py lit_klrb/cli/init.py lit_klrb/cli/main.py "

@@ -1,7 +1,6 @@
 """Sweeps with blocks: the page, its numbers, and what is verified."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +9,10 @@ from scipy import stats
 from synthetic import edit_plan, write_sweep
 
 from analysis.cli import main
-from analysis.report import power
-from analysis.report.assessment import Assessment, load_assessment
+from analysis.report.assessment import load_assessment
 from analysis.report.build import build
-from analysis.report.matching import distinct_blocks, match, start_of, warm_starts
-from analysis.report.sections.runs import block_condition
-from analysis.results.plan import Block
-from analysis.stats import Rules, compare
+from analysis.report.matching import start_of
+from analysis.report.power import power
 from analysis.stats.text import signed
 from replication.__main__ import main as replication
 
@@ -59,36 +55,11 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
     assert "The replicates are of 3 blocks (dpo-0, dpo-1, dpo-2). The verdict is about others" in text
     assert "are conditional on these, and do not apply to other checkpoints" not in text
     assert "such as a collapse, is no part of it: up to 71% of others may have it" in text
-    assert "simulated sweeps of 3 blocks without a mean difference" in text
     assert "policy = dpo-1" in text
-    assert f"all, block dpo-1 {signed(means[1])}" in text
+    assert f"block dpo-1 {signed(means[1])}" in text
     assert main(["verify", str(runs)]) == 0
     assert replication(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
     assert main(["verify", str(tmp_path / "shared")]) == 0
-
-
-@pytest.mark.parametrize("alike", ["weights", "paths"])
-def test_warm_starts_of_equal_weights_are_one_block(tmp_path, alike):
-    sweep = load_assessment(write_sweep(tmp_path, replicates=6, blocks=3, lift=LIFT, edit=shift)).sweep
-    assert (distinct_blocks(sweep), warm_starts(sweep)) == ((0, 1, 2), 3)
-    if alike == "weights":
-        runs = [
-            replace(run, weights="same" if run.cell.stage in ("dpo-0", "dpo-2") else run.cell.stage)
-            for run in sweep.runs
-        ]
-        sweep = replace(sweep, runs=tuple(runs))
-        assert warm_starts(sweep) == 2
-    else:
-        paths = "runs/a.ckpt", "runs/b.ckpt", "./runs//a.ckpt"
-        blocks = {path: Block({"model.init_args.policy_path": path}) for path in paths}
-        sweep = replace(sweep, plan=replace(sweep.plan, grid=replace(sweep.plan.grid, blocks=blocks)))
-    assert distinct_blocks(sweep) == (0, 1, 0)
-    pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
-    found = compare([pairs], Rules())
-    assert "on these two blocks" in found[0].primary.sentence
-    text = block_condition(Assessment(sweep, found))
-    assert text.startswith("The replicates are of 2 blocks")
-    assert "have the same weights and settings and count as one" in text
 
 
 def test_the_page_of_two_blocks_is_about_these_two(tmp_path, undrawn):
@@ -133,12 +104,11 @@ def test_the_start_is_the_mean_of_the_warm_starts(tmp_path):
     assert start_of(sweep)["reward"] == pytest.approx(0.6)
 
 
-def test_the_power_of_swaps_of_pairs_does_not_depend_on_the_blocks_of_a_pilot(tmp_path, monkeypatch):
-    monkeypatch.setattr(power, "_rates", lambda *_: [])
+def test_the_power_of_swaps_of_pairs_does_not_depend_on_the_blocks_of_a_pilot(tmp_path):
     (plain, blocked) = (
         write_sweep(tmp_path / name, replicates=6, blocks=blocks, lift=LIFT, edit=shift)
         for name, blocks in (("pilot", 0), ("blocks", 3))
     )
     plan = load_assessment(plain).sweep.plan
-    expected = power.power(plan, plain)
-    assert [line.replace(str(blocked), str(plain)) for line in power.power(plan, blocked)] == expected
+    expected = [*power(plan, plain)]
+    assert [line.replace(str(blocked), str(plain)) for line in power(plan, blocked)] == expected

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from statsmodels.stats.power import TTestPower
 from synthetic import BETAS, edit_plan, write_sweep
 
 from analysis.checks import load_sweep
@@ -13,12 +14,10 @@ from analysis.design import read_plan
 from analysis.report.assessment import load_assessment
 from analysis.report.matching import match
 from analysis.report.power import power, warnings
-from analysis.report.sections import certificates, evaluation_noise
 from analysis.results.artifacts import GradientStudy
 from analysis.results.plan import Block
 from analysis.results.records import Arm
-from analysis.stats.power import detectable_over_blocks, primary_rate
-from analysis.stats.scenario import STANDARD, scenario_of
+from analysis.stats.power import noise_share
 from analysis.stats.text import number
 from analysis.sweep import lock
 from lit_klrb.errors import ConfigurationError
@@ -41,86 +40,77 @@ def plan(tmp_path, monkeypatch):
     return read_plan(tmp_path / "plan.yaml")
 
 
-def test_power_is_that_of_the_planned_design_at_the_level_of_a_comparison(plan):
-    design = replace(
-        STANDARD,
-        betas=tuple(STANDARD.betas[i] for i in (0, 2, 5)),
-        log_kl=tuple(STANDARD.log_kl[i] for i in (0, 2, 5)),
-        replicates=8,
-    )
-    expected = primary_rate(design, lift=0.5)
-    lines = power(plan, None)
-    assert "assumed, no pilot" in lines[0]
-    assert "3 betas x 8 replicates; level 0.05" in lines[0]
-    assert f"0.0500 more reward (0.5 SD): detected with power {expected}; 80% needs" in lines[3]
+def test_without_a_pilot_it_is_in_standard_deviations_of_a_difference(plan):
+    test, reach = power(plan, None)
+    assert test == "  swap test of 24 pairs, whose smallest p is 1.2e-07, level 0.05"
+    effect = float(reach.split(" SDs")[0].split()[-1])
+    assert TTestPower().power(effect, 24, 0.05) == pytest.approx(0.8, abs=2e-3)
 
 
-def test_plan_and_page_have_the_same_power(plan, tmp_path):
-    pilot = write_sweep(tmp_path / "pilot", replicates=8)
-    lines = power(plan, pilot)
-    assert f"from RaoBlackwell against MonteCarlo in {pilot}" in lines[0]
+@pytest.mark.parametrize(("blocks", "betas"), [(0, 3), (0, 1), (4, 3)])
+def test_plan_and_page_detect_the_same_difference(plan, tmp_path, blocks, betas):
+    chosen = dict([*BETAS.items()][:betas])
+    pilot = write_sweep(tmp_path / "pilot", replicates=8, betas=chosen, blocks=blocks)
     assessment = load_assessment(pilot)
-    page = certificates(assessment)
-    found = page.numbers["RaoBlackwell"]
-    ((*_, size, half, whole, reach),) = page.tables[0].rows
-    assert lines[1].endswith(f"rejects {size}")
-    assert f"(0.5 SD): detected with power {half};" in lines[3]
-    assert f"(1 SD): detected with power {whole};" in lines[4]
-    assert f"80% power: {reach} reward units" in lines[5]
-    verdict = assessment.comparisons[0].primary
-    assert found["detectable"] == pytest.approx(verdict.estimate.detectable(plan.level))
+    test, source, detected, half, *_ = power(assessment.sweep.plan, pilot)
+    assert (
+        source
+        == f"power, from {8 * betas} of {8 * betas} pairs of RaoBlackwell against MonteCarlo in {pilot}"
+    )
+    reach = assessment.comparisons[0].primary.detectable
+    assert detected == f"  difference in J detected with 80 % power: {number(reach)} reward units"
+    assert ("swap test of 24 pairs" in test) == (betas > 1 and not blocks)
+    assert ("t test over 4 blocks" in test) == bool(blocks)
+    assert half.startswith(f"  half of it, {number(reach / 2)}, needs ")
+    assert half.endswith("blocks") == bool(blocks)
 
 
-def test_with_blocks_the_spread_is_that_of_the_pilots_pairs(plan, tmp_path):
+def test_the_replicates_that_half_of_it_needs_detect_it(plan, tmp_path):
+    pilot = write_sweep(tmp_path, replicates=8)
+    _, _, detected, half, *_ = power(plan, pilot)
+    needed = int(half.split()[-2])
+    assert needed > 20
+    larger = replace(plan, grid=replace(plan.grid, replicates=needed))
+    _, _, again, *_ = power(larger, pilot)
+    reach, then = (float(line.split()[-3]) for line in (detected, again))
+    assert then <= reach / 2 < 1.1 * then
+
+
+def test_a_pilot_without_blocks_says_so(plan, tmp_path):
     planned = replace(plan, grid=replace(plan.grid, blocks={name: Block() for name in "abcd"}))
     pilot = write_sweep(tmp_path / "pilot", replicates=8)
-    first, *lines = power(planned, pilot)
-    pairs = match(load_sweep(pilot), "RaoBlackwell", "MonteCarlo")
-    own, simulated = (
-        detectable_over_blocks(scenario_of(pairs), 4, planned.level, given) for given in (pairs, None)
-    )
-    assert own != simulated
-    assert (
-        first == f"power (from RaoBlackwell against MonteCarlo in {pilot}; t test over 4 blocks, level 0.05)"
-    )
-    for line, (spread, reach) in zip(lines, own.items(), strict=False):
-        assert f"80% power: {number(reach)} reward units" in line
-        assert f"between blocks by SD {number(spread)} (" in line
+    _, _, detected, *_ = power(planned, pilot)
+    assert detected.endswith("reward units if blocks do not differ, which the pilot does not show")
 
 
-def test_a_plan_that_the_kl_decides_has_the_power_of_its_page(plan, tmp_path):
-    def edit(point, made):
-        made["final"]["kl"] *= 0.8 ** (point[0] == "RaoBlackwell")
-        return made
+def test_a_plan_that_cannot_reject_says_what_it_needs(plan):
+    few = replace(plan, grid=replace(plan.grid, replicates=1))
+    test, cannot = power(few, None)
+    assert test == "  swap test of 3 pairs, whose smallest p is 0.25, level 0.05"
+    assert cannot == "  CANNOT reject, whatever the results; needs 2 replicates"
 
+
+def test_a_plan_that_the_kl_decides_detects_nats(plan, tmp_path):
     by_kl = replace(plan, primary=replace(plan.primary, outcome="kl"))
-    pilot = write_sweep(tmp_path / "pilot", replicates=8, edit=edit, primary={"outcome": "kl"})
-    lines = power(by_kl, pilot)
-    page = certificates(load_assessment(pilot))
-    ((_, sd, size, half, whole, reach),) = page.tables[0].rows
-    assert f": log KL spread {sd} between replicates, correlation" in lines[0]
-    assert lines[1] == f"  no difference: the test of the KL rejects {size}"
-    assert f" times the KL (0.5 SD of log KL): detected with power {half}; 80% needs" in lines[3]
-    assert f"(1 SD of log KL): detected with power {whole};" in lines[4]
-    assert f"ratio of KLs detected with 80% power: {reach} or less, " in lines[5]
-    assert "J" not in page.title
-    assumed = power(by_kl, None)
-    assert assumed[0].startswith("power (assumed, no pilot: log KL spread 0.150 between replicates, ")
-    assert not [line for line in lines + assumed if "reward" in line or "WARNING" in line]
+    pilot = write_sweep(tmp_path / "pilot", replicates=8, primary={"outcome": "kl"})
+    lines = [*power(by_kl, pilot)]
+    reach = load_assessment(pilot).comparisons[0].primary.detectable
+    assert lines[2] == f"  difference in the KL detected with 80 % power: {number(reach)} nats"
+    assert not [line for line in lines if "reward" in line or "WARNING" in line]
     with pytest.raises(ConfigurationError, match="decides by the KL alone, so it has no spread of rewards"):
-        power(plan, pilot)
+        [*power(plan, pilot)]
 
 
-def test_the_share_of_evaluation_noise_in_a_pilot_is_that_of_its_page(plan, tmp_path):
+def test_the_share_of_evaluation_noise_in_a_pilot_is_that_of_its_pairs(plan, tmp_path):
     def edit(point, made):
         reward, kl, spread = made["final"]["reward"], made["final"]["kl"], 0.2 * (-1) ** point[2]
         spread *= point[0] == "RaoBlackwell"
         return made | {"prompts": {"reward": [reward - spread, reward + spread], "kl": [kl, kl]}}
 
     pilot = write_sweep(tmp_path, edit=edit)
-    share = evaluation_noise(load_assessment(pilot)).numbers["RaoBlackwell"]["all"]["share"]
+    prompts = match(load_sweep(pilot), "RaoBlackwell", "MonteCarlo").prompts.reshape(3, 4, 2)
     (line,) = [line for line in power(plan, pilot) if "evaluation noise" in line]
-    assert line.startswith(f"  evaluation noise is {share:.0%} (")
+    assert line.startswith(f"  evaluation noise is {noise_share([*prompts])} of the variance")
     assert not [line for line in power(plan, None) if "evaluation noise" in line]
 
 
@@ -159,14 +149,14 @@ def test_a_pilot_without_matched_runs_is_refused(plan, tmp_path):
     with pytest.raises(
         ConfigurationError, match="has no two matched runs at each beta of MonteCarlo and one of"
     ):
-        power(plan, pilot)
+        [*power(plan, pilot)]
 
 
 def test_a_pilot_that_was_edited_is_refused(plan, tmp_path):
     pilot = write_sweep(tmp_path / "pilot")
     edit_plan(pilot, lambda document: document["content"]["plan"]["primary"].update(alpha=0.2), rehash=False)
     with pytest.raises(ConfigurationError, match=r"cannot be trusted: plan.json: does not have the hash"):
-        power(plan, pilot)
+        [*power(plan, pilot)]
 
 
 def test_the_command_prints_it(plan, tmp_path, capsys, monkeypatch):
@@ -174,4 +164,5 @@ def test_the_command_prints_it(plan, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(lock.__globals__, "examine", lambda plan, cells: known)
     pilot = write_sweep(tmp_path / "pilot", replicates=6)
     assert main(["plan", "--config", "plan.yaml", "--pilot", str(pilot)]) == 0
-    assert "power (from RaoBlackwell against MonteCarlo in" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "power, from 18 of 18 pairs of RaoBlackwell against MonteCarlo in" in out

@@ -1,12 +1,11 @@
-"""Sections of the page: figures, studies, certificates, hypervolume, stability."""
+"""Sections of the page: figures, studies, tests and counts."""
 
 import json
 import math
-from importlib import import_module
 
 import numpy as np
 import pytest
-from reading import FIVE, SMALL, Page, grid_results, numbers, page_of, text_of
+from reading import FIVE, SMALL, Page, grid_results, numbers, text_of
 from scipy import stats
 from synthetic import cell, diverge, edit_plan, publish, result, write_sweep
 
@@ -15,23 +14,22 @@ from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.sections import outcomes
 from analysis.report.sections.gradient_noise import gradient_noise
+from analysis.report.sections.kl_values import bias_cells
 from analysis.report.sections.outcomes import forests
 from analysis.report.sections.tradeoff import landmarks
+from analysis.report.sections.training import training_curves
 from analysis.report.verify import verify
-from analysis.stats.frontier import hypervolume_differences
+from analysis.stats.frontier import pooled_share
 from analysis.stats.kl_values import reference_bias
-
-# The package's attributes of these names are the functions.
-certificates = import_module("analysis.report.sections.checks")
-estimation = import_module("analysis.report.sections.kl_values")
 
 
 def test_units_are_never_mixed_in_one_figure(tmp_path):
     runs = write_sweep(tmp_path, estimators=FIVE[:3], edit=diverge(("RaoBlackwell", 0, 0)), **SMALL)
     figures = forests(load_assessment(runs))
     assert len(figures) == 2
-    units = [{row[1].partition(" (")[2] for row in figure.table.rows} for figure in figures]
-    assert units == [{"rank among the runs of its beta (0 to 1))"}, {"reward units)"}]
+    drawn = [sorted({row[0] for row in figure.table.rows}) for figure in figures]
+    assert drawn == [["RaoBlackwell"], ["RaoBlackwellControlVariate"]]
+    assert [unit in figure.svg for figure, unit in zip(figures, ("rank among", "reward units"), strict=True)]
 
 
 def later_version(**version):
@@ -46,7 +44,7 @@ def later_version(**version):
 
 def test_the_plan_sets_alpha_and_its_changes_are_shown(tmp_path):
     runs = write_sweep(tmp_path, primary={"alpha": 0.2}, **SMALL)
-    (table,) = outcomes(load_assessment(runs)).details
+    table, _ = outcomes(load_assessment(runs)).details
     assert "two-sided at 0.2" in table.caption
     edit_plan(runs, later_version(published=7, changes=["plan.primary.alpha: 0.05 -> 0.2"]))
     assert "up to 7 results could have been seen: plan.primary.alpha: 0.05 -> 0.2" in text_of(runs)
@@ -68,7 +66,7 @@ def test_studies_have_their_own_sections(better, tmp_path, undrawn):
     assert {"estimation", "gradient_noise"} <= set(page.ids)
     assert "10 completions of each of 6 prompts" in page.text
     # Two estimators at two snapshots are compared with the reference
-    assert "Bias 97.5% CI Verdict" in page.text
+    assert "Difference 97.5% CI Verdict" in page.text
     assert "inconclusive: fewer than 64 batches" in page.text
     assert len(landmarks(load_sweep(runs))) == 2, "a study is no warm start"
     assert verify(runs).differences == []
@@ -94,39 +92,45 @@ def test_the_noise_of_gradients_of_each_run_with_the_study_is_shown(tmp_path, un
 
 def test_a_heavy_tail_is_named_beside_the_bias():
     draws = np.random.default_rng(0).lognormal(sigma=[[0.1], [6.0]], size=(2, 1000))
-    light, heavy = (estimation._bias(reference_bias(values, np.ones(1000)), 0.05)[-1] for values in draws)
+    light, heavy = (bias_cells("k2", reference_bias(one, np.ones(1000)), 0.05, 0.0)[-1] for one in draws)
     assert heavy.startswith("inconclusive (heavy tail, index ")
     assert "tail" not in light
 
 
-def test_the_primary_test_is_certified_for_the_design_of_the_sweep(better, tmp_path, monkeypatch, undrawn):
-    numbers = certificates.certificates(load_assessment(better)).numbers["RaoBlackwell"]
-    assert abs(numbers["0.0"] - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 1000)
-    assert numbers["0.0"] < numbers["0.5"] < numbers["1.0"]
-    assert "Type-I error" in Page((better / "report.html").read_text("utf-8")).text
-    assert "certificates" not in page_of(tmp_path, replicates=1).ids
+def test_three_tests_describe_and_the_rest_is_counted(tmp_path, undrawn):
+    runs = write_sweep(tmp_path, lift={"RaoBlackwell": 0.9}, replicates=10)
+    page = Page(build(runs).read_text("utf-8"))
+    found = json.loads((runs / "results.json").read_text())["sections"]
+    claims = [one["claim"] for one in found["verdict"]["verdicts"]["RaoBlackwell"]]
+    assert claims == ["objective", "kl", "reward", "spread"]
+    pairs = load_assessment(runs).comparisons[0].pairs
+    share, counted = pooled_share(pairs), found["outcomes"]["RaoBlackwell"]
+    assert counted["frontier"] == [share.count, share.total]
+    won = ((pairs.kl @ [1, -1] <= 0) & (pairs.reward @ [1, -1] >= 0)).sum()
+    assert counted["dominates"] == won > 0
+    assert f"RaoBlackwell {share.count} of {share.total} {won} of 30 0 of 30 +0." in page.text
+    assert "collapses" in found["verdict"]["rejections"]
+    assert "loses by a collapse what the others gain, it says better in" in page.text
 
 
-def test_hypervolume_and_stability_are_reported(tmp_path, undrawn):
-    steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.9}, replicates=10)
-    page = Page(build(steady).read_text("utf-8"))
-    numbers = json.loads((steady / "results.json").read_text())["sections"]
-    found = next(
-        one for one in numbers["verdict"]["verdicts"]["RaoBlackwell"] if one["claim"] == "hypervolume"
-    )
-    assert found["outcome"] == "better"
-    pairs = load_assessment(steady).comparisons[0].pairs
-    corner = float(pairs.kl.max()), float(pairs.reward.min())
-    expected = hypervolume_differences(pairs, corner).mean()
-    assert found["estimate"] == pytest.approx(expected)
-    assert "more hypervolume" in page.text
-    edit = diverge(("MonteCarlo", 2, 0))
-    diverged = load_assessment(write_sweep(tmp_path / "diverged", replicates=10, edit=edit))
-    (table,) = outcomes(diverged).details
-    shown = {test.partition(":")[0]: estimate for test, _, estimate, *_ in table.rows}
-    assert shown["collapses"] == "−1.00 runs"
-    ratio = math.exp(diverged.comparisons[0].of("spread_reward").estimate.value)
-    assert float(shown["spread_reward"].removeprefix("ratio ")) == pytest.approx(ratio, rel=0.01)
+def test_steps_with_less_spread_are_counted(tmp_path, undrawn):
+    """The treatment's curves are the control's, with half of their spread at every second step."""
+    curves = {}
+
+    def edit(point, made):
+        curve = made["curves"]["train/reward"]
+        if point[0] == "MonteCarlo":
+            curves[point[1:]] = curve["value"]
+        else:
+            other = curves[point[1:]]
+            curve["value"] = [value * (0.5 if step % 2 else 1.5) for step, value in enumerate(other)]
+        return made
+
+    runs = write_sweep(tmp_path, edit=edit, replicates=4)
+    (figure, *_) = training_curves(load_assessment(runs)).figures
+    column = figure.table.header.index("Steps with less SD than MonteCarlo")
+    rows = [row for row in figure.table.rows if row[2] == "mean reward"]
+    assert {row[0]: row[column] for row in rows} == {"MonteCarlo": "–", "RaoBlackwell": "10 of 20"}
 
 
 def test_numbers_for_programs_are_those_of_the_files(tmp_path):

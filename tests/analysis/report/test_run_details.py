@@ -4,13 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from scipy.stats import f
 from synthetic import write_sweep
 
 from analysis.checks import load_sweep
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
-from analysis.report.sections.checks import evaluation_noise
 from analysis.report.sections.runs import completions, hyperparameters
 from analysis.report.sections.tradeoff import landmarks
 
@@ -48,33 +46,6 @@ def test_runs_without_details_have_no_section(tmp_path):
     assessment = load_assessment(write_sweep(tmp_path))
     assert completions(assessment) is None
     assert hyperparameters(assessment) is None
-
-
-def with_prompts(point, made):
-    """Two prompts on which pair s differs by s + 1 and s - 1, in turn: residuals of 1, and Var(D) = 5/3."""
-    arm, _, replicate = point
-    sign = 0 if arm == "MonteCarlo" else (-1) ** replicate
-    mean = replicate * (1.0 if arm == "MonteCarlo" else 2.0)
-    prompts = {"reward": [mean + sign, mean - sign], "kl": [5.0, 5.0]}
-    return {**made, "final": {"reward": mean, "kl": 5.0}, "prompts": prompts}
-
-
-def test_the_share_of_evaluation_noise_is_said(tmp_path):
-    section = evaluation_noise(load_assessment(write_sweep(tmp_path, edit=with_prompts)))
-    (shares,) = section.numbers.values()
-    assert list(shares) == ["0", "1", "2", "all"]
-    assert [one["share"] for one in shares.values()] == pytest.approx([0.8] * 4)
-    low, high = 0.8 * f.ppf([0.025, 0.975], 9, 9)
-    assert shares["all"]["interval"] == pytest.approx([low, min(1, high)])
-    assert "difference in J, this share is noise" in section.paragraphs[0]
-    assert f"80% ({low:.0%} to 100%) for RaoBlackwell." in section.paragraphs[0]
-    assert [row[1] for row in section.details[0].rows] == ["0.05", "0.1", "0.2", "all"]
-
-
-def test_without_values_per_prompt_nothing_is_said_of_them(tmp_path, undrawn):
-    runs = write_sweep(tmp_path)
-    assert evaluation_noise(load_assessment(runs)) is None
-    assert "oise of the evaluation" not in build(runs).read_text()
 
 
 def test_the_start_of_the_runs_is_marked_in_the_figure_if_there_is_no_warm_start(tmp_path):

@@ -45,14 +45,15 @@ def draw_pairs(
     return Pairs("RaoBlackwell", "MonteCarlo", beta, beta_index, replicate, unit, kl, reward)
 
 
-def pairs_of(kl, reward, *, beta_index=None, replicate=None, unit=None) -> Pairs:
+def pairs_of(kl, reward, *, beta_index=None, replicate=None, unit=None, **more) -> Pairs:
     """Pairs from plain lists; by default one beta and a replicate each."""
     kl, reward = np.array(kl, dtype=float), np.array(reward, dtype=float)
     size = len(kl)
     beta_index = np.zeros(size, int) if beta_index is None else np.array(beta_index)
     replicate = np.arange(size) if replicate is None else np.array(replicate)
     unit = np.arange(size) if unit is None else np.array(unit)
-    return Pairs("A", "B", 0.1 * (1 + beta_index.astype(float)), beta_index, replicate, unit, kl, reward)
+    beta = 0.1 * (1 + beta_index.astype(float))
+    return Pairs("A", "B", beta, beta_index, replicate, unit, kl, reward, **more)
 
 
 def swapped(pairs: Pairs, mask: np.ndarray) -> Pairs:
@@ -61,9 +62,3 @@ def swapped(pairs: Pairs, mask: np.ndarray) -> Pairs:
     return replace(
         pairs, **{name: np.where(mask[:, None], both[:, ::-1], both) for name, both in columns.items()}
     )
-
-
-def simulate(scenario, rng, *, lift=0.0):
-    """The pairs of one sweep drawn from a scenario."""
-    (kl,), (reward,) = scenario.draw(rng, 1, lift=lift)
-    return scenario.pairs_of(kl, reward)

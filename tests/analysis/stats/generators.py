@@ -1,4 +1,4 @@
-"""Generators of the simulations in the certificates: gradients and training curves with a known truth."""
+"""Generator of the simulations in the certificates: gradients with a known truth."""
 
 import numpy as np
 
@@ -27,32 +27,3 @@ def draw_gradients(
         treatment, control = first * scales * heavy / np.sqrt(np.exp(2 * 0.64)), second * scales
     stacked = np.concatenate([treatment, control]) + 1.0
     return stacked @ stacked.T
-
-
-def draw_curves(
-    rng: np.random.Generator,
-    replicates: int,
-    *,
-    noise: str = "gaussian",
-    ratio: float = 1.0,
-    part: float = 1.0,
-    steps: int = 50,
-    correlation: float = 0.3,
-) -> np.ndarray:
-    """Curves [S, 2, T]: AR(0.95) around different mean curves; pair correlation 0.3.
-
-    `ratio` is the control's variance over the treatment's in the last `part` of the steps; noise is
-    "gaussian", "t5" (innovations), or "scale" (a lognormal(0.6) scale of each run, for all its steps).
-    """
-    shape = (replicates, 3, steps)
-    innovations = rng.standard_t(5, size=shape) if noise == "t5" else rng.normal(size=shape)
-    paths = np.empty(shape)
-    paths[..., 0] = innovations[..., 0] / np.sqrt(1 - 0.95**2)
-    for t in range(1, steps):
-        paths[..., t] = 0.95 * paths[..., t - 1] + innovations[..., t]
-    pair = np.sqrt(correlation) * paths[:, :1] + np.sqrt(1 - correlation) * paths[:, 1:]
-    if noise == "scale":
-        pair = pair * np.exp(0.6 * rng.normal(size=(replicates, 2, 1)))
-    pair[:, 1, steps - round(part * steps) :] *= np.sqrt(ratio)
-    time = np.linspace(0, 1, steps)
-    return pair + 5 * np.stack([1 - np.exp(-4 * time), 1 - np.exp(-2 * time)])

@@ -43,6 +43,9 @@ def test_means_and_matched_differences_are_those_of_the_files(tmp_path):
         assert (found.higher["objective"], found.pairs) == ((paired > 0).sum(), len(kept))
 
 
+START = {"reward": 0.5, "kl": 0.4, "objective": pytest.approx(0.5 - 0.1 * 0.4)}
+
+
 def test_the_start_is_the_first_evaluation_or_that_of_the_stage_before(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path / "a", replicates=2, betas={0: 0.1}))
     firsts = [run.curves["val/reward"].value[0] for run in sweep.grid.values()]
@@ -53,11 +56,11 @@ def test_the_start_is_the_first_evaluation_or_that_of_the_stage_before(tmp_path)
         return made
 
     sweep = load_sweep(write_sweep(tmp_path / "b", replicates=2, betas={0: 0.1}, edit=bare))
-    assert start_of(sweep) == {"reward": 0.5, "kl": 0.4, "length": None}
+    assert start_of(sweep) == {**START, "length": None}
     # the warm start, not the reference before it
     evaluated = {"reward": 0.1, "kl": 0.0}
     runs = [replace(run, final=evaluated) if run.cell.stage == "sft" else run for run in sweep.runs]
-    assert start_of(replace(sweep, runs=tuple(runs))) == {"reward": 0.5, "kl": 0.4, "length": None}
+    assert start_of(replace(sweep, runs=tuple(runs))) == {**START, "length": None}
 
 
 def test_a_run_without_reward_has_diverged_where_j_decides(tmp_path):

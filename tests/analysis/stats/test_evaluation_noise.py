@@ -8,7 +8,7 @@ from statsmodels.stats.anova import anova_lm
 from synthetic import write_sweep
 
 from analysis.checks import load_sweep
-from analysis.report.matching import match, matched_evaluations
+from analysis.report.matching import match
 from analysis.stats.power import noise_share
 
 PROMPTS = 12
@@ -73,12 +73,9 @@ def test_a_sweep_gives_the_differences_of_its_pairs_in_what_decides(tmp_path, ou
     sweep = load_sweep(write_sweep(tmp_path, replicates=3, primary={"outcome": outcome}, edit=edit))
     assert not sweep.problems
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
-    found = matched_evaluations(sweep, pairs)
-    assert [(index, values.shape) for index, values in found.items()] == [(i, (3, PROMPTS)) for i in range(3)]
+    assert pairs.prompts.shape == (9, PROMPTS)
     column = pairs.kl if outcome == "kl" else pairs.reward - pairs.beta[:, None] * pairs.kl
-    means = np.concatenate([values.mean(axis=1) for values in found.values()])
-    order = np.lexsort((pairs.replicate, pairs.beta_index))
-    np.testing.assert_allclose(means, (column[:, 0] - column[:, 1])[order], atol=1e-12)
+    np.testing.assert_allclose(pairs.prompts.mean(axis=1), column[:, 0] - column[:, 1], atol=1e-12)
 
 
 def test_diverged_pairs_are_left_out_and_without_values_or_the_same_prompts_there_is_nothing(tmp_path):
@@ -90,12 +87,12 @@ def test_diverged_pairs_are_left_out_and_without_values_or_the_same_prompts_ther
 
         sweep = load_sweep(write_sweep(tmp_path / name, replicates=3, edit=edit))
         assert not sweep.problems
-        return matched_evaluations(sweep, match(sweep, "RaoBlackwell", "MonteCarlo"))
+        return match(sweep, "RaoBlackwell", "MonteCarlo").prompts
 
     diverged = found(
         "diverged", lambda made: made | {"state": "diverged", "final": {"reward": None, "kl": None}}
     )
-    assert [values.shape for values in diverged.values()] == [(3, PROMPTS), (2, PROMPTS), (3, PROMPTS)]
-    assert found("old", lambda made: {k: v for k, v in made.items() if k != "prompts"}) == {}
+    assert np.isnan(diverged).all(axis=1).tolist() == [False] * 3 + [True] + [False] * 5
+    assert found("old", lambda made: {k: v for k, v in made.items() if k != "prompts"}) is None
     other = {"final": {"reward": 1.0, "kl": 1.0}, "prompts": {"reward": [1.0], "kl": [1.0]}}
-    assert found("other", lambda made: made | other) == {}
+    assert found("other", lambda made: made | other) is None

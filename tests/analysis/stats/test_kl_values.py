@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from analysis.stats.kl_values import BiasOutcome, estimator_spreads
+from analysis.stats.kl_values import BiasOutcome, estimator_spreads, missed_mass
 
 
 @pytest.fixture
@@ -44,7 +44,20 @@ def test_the_verdicts_are_biased_unbiased_and_inconclusive(drawn):
     assert found["k1"].bias is None
     assert found["off"].bias.outcome is BiasOutcome.BIASED
     assert found["near"].bias.outcome is BiasOutcome.EQUIVALENT
-    assert found["rb"].bias.outcome is BiasOutcome.INCONCLUSIVE
+    assert found["rb"].bias.outcome is BiasOutcome.THEOREM
+
+
+def test_no_sample_calls_an_estimator_biased_that_is_unbiased_by_a_theorem():
+    """Of q / p, whose mean is 1, no draw is above .4: the control variate misses .74 in every sample."""
+    rng = np.random.default_rng(0)
+    k1 = rng.normal(18.0, 6.0, (30, 40))
+    covered = 0.26 + 0.02 * rng.normal(size=(30, 40))
+    values = {"k1": k1, "cv": k1 + covered - 1.0, "off": k1 + covered - 1.0}
+    found = estimator_spreads(values, {1: k1}, [1])
+    assert found["off"].bias.outcome is BiasOutcome.BIASED
+    assert found["cv"].bias.outcome is BiasOutcome.THEOREM
+    assert missed_mass(values) == pytest.approx(0.74, abs=0.01)
+    assert np.isnan(missed_mass({"k1": k1}))
 
 
 @pytest.mark.parametrize("values", [{}, {"k1": np.ones((1, 4))}, {"k1": np.ones((4, 1))}])

@@ -47,7 +47,6 @@ def test_estimate_error_and_overlap_are_those_of_statsmodels(seeds_shared):
     assert found.estimate.standard_error == pytest.approx(error)
     assert found.estimate.degrees == len(np.unique(pairs.unit)) - 1
     assert found.overlap == pytest.approx(overlap)
-    assert found.differences.mean() == pytest.approx(gap)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.4])
@@ -57,19 +56,17 @@ def test_a_gap_without_noise_is_recovered_at_any_kl(ratio):
     pairs = pairs_of(kl, reward, beta_index=np.arange(10) // 2)
     found = matched_kl(pairs)
     assert found.estimate.value == pytest.approx(0.3)
-    np.testing.assert_allclose(found.differences, 0.3)
-    np.testing.assert_allclose(found.curve, [1.15, 2, -0.1, 0], atol=1e-8)
 
 
 def test_kls_that_do_not_overlap_and_diverged_runs_are_refused():
     kl = np.linspace(1, 2, 8)[:, None] * np.array([0.1, 1.0])
     found = matched_kl(pairs_of(kl, np.sqrt(kl), beta_index=np.arange(8) // 2))
     assert found.overlap < 0.5
-    assert found.refused.startswith("their KLs do not overlap (overlap 0.")
+    assert found.refused == "the KLs of the arms overlap by less than 0.5"
     assert np.isnan(found.estimate.value)
     pairs = apart()
     pairs.reward[0, 1] = np.nan
-    assert "1 of the runs diverged" in matched_kl(pairs).refused
+    assert matched_kl(pairs).refused == "a run diverged and has no KL"
 
 
 @pytest.mark.parametrize(("between", "refused"), [(2.01, False), (1.99, True)])
@@ -79,7 +76,7 @@ def test_the_kl_moves_more_than_twice_as_much_between_betas_as_within(between, r
     means = 5 + np.array([-1.0, -1.0, 1.0, 1.0]) * between / np.sqrt(2)
     kl = (means + within)[:, None] + np.array([0.3, 0.0])
     found = matched_kl(pairs_of(kl, np.sqrt(kl), beta_index=np.arange(4) // 2))
-    assert ("nats between betas and 1.00 between replicates" in found.refused) is refused
+    assert ("at most 2 times its spread between replicates" in found.refused) is refused
     assert np.isnan(found.estimate.value) == refused
 
 
@@ -108,13 +105,6 @@ def test_few_distinct_kls_have_a_simpler_curve():
     assert curve_design(np.linspace(1, 2, 7)).shape == (7, 3)
     assert curve_design(np.linspace(1, 2, 5)).shape == (5, 2)
     assert curve_design(np.array([1.0, 2.0, 3.0, 3.0])).shape == (4, 1)
-
-
-def test_runs_that_differ_in_nothing_but_beta_have_no_gap_and_cannot_reject():
-    beta = np.arange(6) % 2
-    pairs = pairs_of((1.0 + beta)[:, None] * np.ones(2), np.full((6, 2), 2.0), beta_index=beta)
-    assert matched_kl(pairs).estimate.value == 0
-    assert matched_kl(pairs).estimate.p_value == 1.0
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])

@@ -10,8 +10,7 @@ from analysis.stats.contrast import (
     objective,
     objective_contrast,
 )
-from analysis.stats.intervals import Estimate, clustered_mean, detectable_effect, stratified_mean
-from analysis.stats.power import swap_p_values
+from analysis.stats.intervals import clustered_mean, stratified_mean
 
 CONTRASTS = (objective_contrast, kl_contrast, log_kl_contrast)
 
@@ -100,23 +99,3 @@ def test_equivalence_is_statsmodels_tost():
     p_value = ttost_paired(ours, theirs, -0.4, 0.4)[0]
     assert estimate.interval(1 - 2 * p_value * 1.001).within(0.4)
     assert not estimate.interval(1 - 2 * p_value * 0.999).within(0.4)
-
-
-@pytest.mark.parametrize("alpha", [0.05, 0.0125])
-@pytest.mark.parametrize("count", [10, 12])
-def test_the_detectable_effect_is_detected_with_80_percent_power(count, alpha):
-    """By the swap test of a second sweep, at the effect that the first sweep's runs give."""
-    rng = np.random.default_rng(count)
-    first, second = rng.normal(size=(2, 1500, count))
-    one_beta = np.zeros(count, int)
-    found = np.array([stratified_mean(row, np.ones(count), one_beta).detectable(alpha) for row in first])
-    rejected = swap_p_values((second + found[:, None]) / count, resamples=4096) <= alpha
-    assert rejected.mean() == pytest.approx(0.8, abs=0.04)
-    assert Estimate(0.0).detectable() is None
-
-
-def test_the_detectable_effect_of_a_known_error_is_that_of_statsmodels():
-    from statsmodels.stats.power import TTestPower
-
-    effect = detectable_effect(9.0, 0.05, 0.8, pilot=np.inf) / np.sqrt(10)
-    assert TTestPower().power(effect, 10, 0.05) == pytest.approx(0.8, abs=1e-3)
