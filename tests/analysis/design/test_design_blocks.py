@@ -130,7 +130,7 @@ def test_the_locked_plan_has_the_blocks_and_the_plan_prints_them(write, capsys, 
     assert main(["plan", "--config", str(write(two, directory="two"))]) == 0
     out = capsys.readouterr().out
     assert "2 blocks of 3 replicates (a, b)\n" in out
-    assert "swap test of 6 pairs, whose smallest p is 0.00049" in out
+    assert "swap test of 12 pairs, whose smallest p is 0.00049" in out
 
 
 def with_third(overrides=None, inputs=None):
