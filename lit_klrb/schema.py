@@ -73,6 +73,8 @@ STEP = "step"
 REWARD = "reward"
 REWARD_SE = "reward_se"
 KL = "kl"
+# What precedes the names of numbers that rewards log, after train/
+LOGGED = "logged/"
 KL_SE = "kl_se"
 LENGTH = "length"
 LOSS = "loss"

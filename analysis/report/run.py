@@ -57,8 +57,10 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     kl, reward = (_finite(found, f"val/{key}") for key in (schema.KL, schema.REWARD))
     if isinstance(beta, int | float) and (steps := [step for step in reward if step in kl]):
         found[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
-    sections = {"Answer": _curves(run, found), "Runs": _completions(run), "Settings": _settings(run)}
-    parts = {part: [section] for part, section in sections.items() if section is not None}
+    runs = [_completions(run), _logged(found)]
+    sections = {"Answer": [_curves(run, found)], "Runs": runs, "Settings": [_settings(run)]}
+    shown = {part: [section for section in own if section is not None] for part, own in sections.items()}
+    parts = {part: own for part, own in shown.items() if own}
     # What the run did to its reward, or to the KL where there is none
     ends = [(name, [*own.values()]) for name, own in (("Reward", reward), ("KL", kl)) if len(own) > 1]
     titles = [f"{name} {number(values[0])} before, {number(values[-1])} after" for name, values in ends]
@@ -82,6 +84,19 @@ def _counts(found: Mapping[str, Curve]) -> list[str]:
     lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
     left_out = [value for value in _finite(found, "train/left_out").values() if value]
     return lines + [f"{count(int(value), 'row')} of the data left out." for value in left_out[-1:]]
+
+
+def _logged(found: Mapping[str, Curve]) -> Section | None:
+    """The numbers that rewards logged; None without any."""
+    prefix, rows = f"train/{schema.LOGGED}", []
+    for name in sorted(name for name in found if name.startswith(prefix)):
+        if values := [*_finite(found, name).values()]:
+            rows.append((name.removeprefix(prefix), values[0], values[-1], sum(values) / len(values)))
+    if not rows:
+        return None
+    caption = "Means over the completions of a rollout, in training."
+    table = Table(caption, ("name", "first step", "last step", "mean over steps"), rows)
+    return Section("logged", "What the reward logged", tables=[table])
 
 
 def _curves(run: Path, found: Mapping[str, Curve]) -> Section:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from lit_klrb import schema
 from lit_klrb.distributed import gather, gather_rows, own_rows
 from lit_klrb.engine.generation import generate_completions
 from lit_klrb.engine.vllm import VLLMBackend
@@ -281,7 +282,8 @@ class OnPolicyModule(RegularisedModule, ABC):
         means = {"length": summary["length"], "unfinished": rollout.unfinished(self.pair.ends).float()}
         if isinstance(self.reward, TrainingReward):
             means["equal_rewards"] = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
-            means |= {name: rewards.new_tensor([value]) for name, value in self.reward.metrics().items()}
+            own = self.reward.metrics().items()
+            means |= {f"{schema.LOGGED}{name}": rewards.new_tensor([value]) for name, value in own}
         if rollout.logprobs is not None:
             mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
             means["sampler_kl"] = mismatch

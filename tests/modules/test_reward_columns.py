@@ -134,7 +134,8 @@ def test_a_study_of_checkpoints_gives_the_reward_the_columns(chain, source):
 def test_equal_rewards_are_counted_and_said_once(chain, tmp_path, capsys, monkeypatch):
     (tmp_path / "my_constant.py").write_text(
         "def constant(completions, log_metric, trainer_state):\n"
-        "    log_metric('steps', trainer_state.global_step)\n"
+        "    log_metric('step', trainer_state.global_step)\n"
+        "    [log_metric(name, 999.0) for name in ('kl', 'reward', 'grad_norm')]\n"
         "    return [0.5] * len(completions)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -145,4 +146,7 @@ def test_equal_rewards_are_counted_and_said_once(chain, tmp_path, capsys, monkey
     (table,) = (tmp_path / "run" / "metrics").rglob("metrics.csv")
     rows = [row for row in csv.DictReader(table.read_text().splitlines()) if row["train/equal_rewards"]]
     assert {float(row["train/equal_rewards"]) for row in rows} == {1.0}
-    assert {float(row["train/steps"]) for row in rows} <= {0.0, 1.0, 2.0}
+    assert {float(row["train/logged/step"]) for row in rows} <= {0.0, 1.0, 2.0}
+    for name in ("kl", "reward", "grad_norm"):
+        assert {float(row[f"train/logged/{name}"]) for row in rows} == {999.0}
+        assert max(float(row[f"train/{name}"]) for row in rows) < 999

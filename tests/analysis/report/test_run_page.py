@@ -20,7 +20,8 @@ def write_run(run, files):
 
 def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     files = {
-        METRICS: "step,val/kl,val/kl_se,val/length,train/kl\n0,7.25,0.5,24,\n1,,,,6\n2,1.5,,8.5,\n",
+        METRICS: "step,val/kl,val/kl_se,val/length,train/kl,train/logged/kl\n"
+        "0,7.25,0.5,24,,\n1,,,,6,9\n2,1.5,,8.5,5,11\n3,,,,5,7\n",
         CONFIG: 'data: {init_args: {teacher_system_prompt: Be <i>, teacher_examples: [["Q?", "A!"]]}}',
         TEXTS: 'text_at_start,reward_at_start,text,reward\n"Why?\nThe <b>.",0,"Why?\nArrr!",0\n',
     }
@@ -33,6 +34,7 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
         ["0", "7.25", "0.980", "24.00"],
         ["2", "1.50", "–", "8.50"],
         ["Why?", "The &lt;b&gt;.", "Arrr!"],
+        ["kl", "9.00", "7.00", "9.00"],
         ["teacher system prompt", "Be &lt;i&gt;"],
         ["teacher examples", "Q? A!"],
         ["command", f"python -m lit_klrb fit --config {tmp_path / 'config.yaml'}"],
