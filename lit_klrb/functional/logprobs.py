@@ -1,5 +1,6 @@
 """Per-token statistics of a policy and its reference, from their logits."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -7,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.errors import ConfigurationError, check_positive, check_share
 from lit_klrb.functional.checks import check_mask, inside_mask, positions_of
 
 # exp(-log_ratio) is not formed for log ratios below minus this: it would overflow in float32.
@@ -77,6 +78,8 @@ class TokenStats(NamedTuple):
             shape [B, T]; None if rewards of parts are not computed. The caller sets it.
         forward_kl: KL(q(. | x, y_<t) || p(. | x, y_<t)) in nats, the other direction, shape [B, T]; None if
             not computed.
+        jsd: The Jensen-Shannon divergence JSD_w / (w (1 - w)) of p and q in nats, shape [B, T]; None without
+            its weight w, see `jsd_sum`.
     """
 
     logprobs: Tensor
@@ -91,6 +94,7 @@ class TokenStats(NamedTuple):
     in_head: Tensor | None = None
     reward_to_come: Tensor | None = None
     forward_kl: Tensor | None = None
+    jsd: Tensor | None = None
 
     def detach(self) -> "TokenStats":
         """The same statistics, detached from the graph."""
@@ -115,6 +119,7 @@ def token_stats(
     temperature: float = 1.0,
     token_values: Tensor | None = None,
     topk: TopK | None = None,
+    jsd_weight: float | None = None,
 ) -> TokenStats:
     """Log-probabilities, KL and entropy of every token, over the full vocabulary.
 
@@ -135,15 +140,17 @@ def token_stats(
         token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
             beyond a shorter table have the value 0.
         topk: The head for which sums are computed. Which tokens it has is not differentiated.
+        jsd_weight: Weight w of the policy in the mixture of the Jensen-Shannon divergence, 0 to 1; see
+            `jsd_sum`.
 
     Returns:
-        All fields, shape [B, T]; `value` and `expected_value` only if token values are given, and the sums
-        over the head only with `topk`. If only the reference excludes a token, the KL is +inf and a warning
-        names the token.
+        All fields, shape [B, T]; `value` and `expected_value` only if token values are given, the sums over
+        the head only with `topk`, and `jsd` only with its weight. If only the reference excludes a token, the
+        KL is +inf and a warning names the token.
 
     Raises:
         ConfigurationError: If the shapes do not match, a token is not in the vocabulary, the temperature is
-            not positive or k is out of range.
+            not positive, k or the weight is out of range, or both are given.
 
     Example:
         >>> coin = torch.tensor([[[0.7, 0.3]]]).log()
@@ -158,21 +165,40 @@ def token_stats(
             f"logits, ref_logits, tokens must have shapes [B, T, V], [B, T, V], [B, T], got {shapes}"
         )
     check_positive(temperature=temperature)
-    if topk is not None:
-        topk.check(logits.shape[-1])
+    check_heads(topk, jsd_weight, logits.shape[-1])
     mask = inside_mask(tokens, None, logits.shape[-1])
     if mask is not None:
         rows = logits[mask], ref_logits[mask], tokens[mask]
-        stats = token_stats(*rows, temperature, token_values, topk)
+        stats = token_stats(*rows, temperature, token_values, topk, jsd_weight)
         return stats.map(lambda field: positions_of(field, tokens, mask))
     with torch.autocast(logits.device.type, enabled=False):
         scaled = (full_precision(values) / temperature for values in (logits, ref_logits))
         policy, reference = (values.log_softmax(-1) for values in scaled)
-        return _stats_of(policy, reference, tokens.long(), token_values, topk)
+        return _stats_of(policy, reference, tokens.long(), token_values, topk, jsd_weight)
+
+
+def check_heads(topk: TopK | None, jsd_weight: float | None, vocabulary: int) -> None:
+    """Check the sums over the vocabulary, or over a head of it, that are asked for.
+
+    Raises:
+        ConfigurationError: If k or the weight is out of range, or both are given.
+    """
+    if topk is not None:
+        topk.check(vocabulary)
+    if jsd_weight is not None:
+        check_share(jsd_weight=jsd_weight)
+        if topk is not None:
+            problem = f"must be None with topk, got {jsd_weight}: it is over the whole vocabulary"
+            raise ConfigurationError(problem, key="jsd_weight")
 
 
 def _stats_of(
-    policy: Tensor, reference: Tensor, tokens: Tensor, token_values: Tensor | None, topk: TopK | None
+    policy: Tensor,
+    reference: Tensor,
+    tokens: Tensor,
+    token_values: Tensor | None,
+    topk: TopK | None,
+    jsd_weight: float | None,
 ) -> TokenStats:
     """`token_stats` from the log-probabilities of both models, shape [..., V]."""
     probabilities = probabilities_of(policy)
@@ -191,6 +217,7 @@ def _stats_of(
         value=None if values is None else values[tokens],
         expected_value=None if values is None else probabilities @ values,
         forward_kl=kl_sum(reference, policy, probabilities_of(reference)),
+        jsd=None if jsd_weight is None else jsd_sum(policy, reference, jsd_weight),
         **({} if topk is None else _head_sums(policy, reference, tokens, topk)._asdict()),
     )
 
@@ -299,6 +326,37 @@ def kl_sum(policy: Tensor, reference: Tensor, probabilities: Tensor) -> Tensor:
     apply: Any = _InfiniteWhere.apply
     total: Tensor = apply((probabilities * log_ratio + excess).sum(-1), infinite.any(-1))
     return total
+
+
+def jsd_sum(policy: Tensor, reference: Tensor, weight: float) -> Tensor:
+    """The Jensen-Shannon divergence D_w = [w KL(p || m) + (1 - w) KL(q || m)] / (w (1 - w)).
+
+    m is the mixture w p + (1 - w) q. Divided by w (1 - w), the divergence is continuous in w, and its
+    gradients are of about one size: D_0 is KL(p || q) and D_1 is KL(q || p). For 0 < w < 1 it is finite even
+    if one model excludes a token.
+
+    Args:
+        policy: log p, shape [..., V].
+        reference: log q, shape [..., V].
+        weight: w, 0 to 1.
+
+    Returns:
+        Nats, shape [...].
+
+    Example:
+        >>> coin, fair = torch.tensor([0.7, 0.3]).log(), torch.tensor([0.5, 0.5]).log()
+        >>> [round(jsd_sum(coin, fair, weight).item(), 4) for weight in (0.0, 0.01, 0.5, 1.0)]
+        [0.0823, 0.0823, 0.0832, 0.0872]
+
+    Reference: Lin (1991), "Divergence measures based on the Shannon entropy", up to the factor.
+    """
+    p, q = probabilities_of(policy), probabilities_of(reference)
+    if weight in (0, 1):
+        return kl_sum(policy, reference, p) if weight == 0 else kl_sum(reference, policy, q)
+    # Where both exclude a token, the derivative of log(0 + 0) would be NaN
+    log_p, log_q = (values.clamp(min=torch.finfo(values.dtype).min) for values in (policy, reference))
+    mixture = torch.logaddexp(log_p + math.log(weight), log_q + math.log1p(-weight))
+    return kl_sum(policy, mixture, p) / (1 - weight) + kl_sum(reference, mixture, q) / weight
 
 
 class _InfiniteWhere(torch.autograd.Function):

@@ -66,6 +66,7 @@ class Case(NamedTuple):
     temperature: float
     softcap: float | None
     topk: TopK | None
+    jsd_weight: float | None
     valued: bool
     tile_size: int | None
     block: int
@@ -94,6 +95,7 @@ def cases(draw: Any) -> Case:
     biases, ref_biases = map(list, zip(*drawn, strict=True))
     mask_dtype = choose(*[torch.bool] * 10, *[None] * 7, torch.uint8, torch.int64, torch.float32)
     ranked = choose("policy", "reference")
+    jsd_weight = choose(*[None] * 4, 0.0, 1e-3, 0.5, 0.9, 1.0)
     possible = sum(bias > LOWEST for bias in (biases if ranked == "policy" else ref_biases))
     return Case(
         seed=draw(st.integers(0, 999)),
@@ -107,7 +109,8 @@ def cases(draw: Any) -> Case:
         wrong_token=draw(rarely(-1, len(biases), *([] if mask_dtype is None else [-100]))),
         temperature=choose(1.0, 2.0),
         softcap=draw(rarely(3.0)),
-        topk=choose(None, None, TopK(draw(st.integers(1, possible)), ranked)),
+        topk=choose(None, TopK(draw(st.integers(1, possible)), ranked)) if jsd_weight is None else None,
+        jsd_weight=jsd_weight,
         valued=choose(True, False),
         tile_size=choose(None, 1, 2, 5),
         block=choose(1, 2, 4, 100),
@@ -199,6 +202,8 @@ class Plain:
         if case.valued:
             values = given.values.double()
             fields |= {"value": values[tokens[:, 0]], "expected_value": self.p.exp() @ values}
+        if case.jsd_weight is not None:
+            fields["jsd"] = [self.jensen_shannon(p, q, case.jsd_weight) for p, q in rows]
         if case.topk is not None:
             ranked = self.p if case.topk.support == "policy" else self.q
             heads = ranked.topk(case.topk.k).indices
@@ -224,6 +229,16 @@ class Plain:
         """sum_v p (log p - log q) over the tokens with a p; +inf if q excludes one of them."""
         p, q = p[self.present(p)], q[self.present(p)]
         return p.new_tensor(math.inf) if (q == EXCLUDED).any() else (p.exp() * (p - q)).sum()
+
+    def jensen_shannon(self, p: Tensor, q: Tensor, weight: float) -> Tensor:
+        """[w KL(p || m) + (1 - w) KL(q || m)] / (w (1 - w)), or its limits at 0 and 1."""
+        if weight in (0, 1):
+            return self.divergence(p, q) if weight == 0 else self.divergence(q, p)
+        mixture = weight * p.exp() + (1 - weight) * q.exp()
+        return sum(
+            (x.exp()[at] * (x[at] - mixture[at].log())).sum() / (1 - share)
+            for x, at, share in ((p, self.present(p), weight), (q, self.present(q), 1 - weight))
+        )
 
     def positions(self, rows: Tensor | list[Tensor]) -> Tensor:
         mask, rows = self.given.mask, torch.stack([*rows]).double() if len(rows) else self.p.sum(1)
@@ -255,9 +270,9 @@ def same_fields(got: TokenStats, expected: TokenStats, dtype: torch.dtype, what:
 
 def weighted_sum(given: Input, stats: TokenStats, expected: TokenStats) -> Tensor:
     """A loss of the fields, in which what is infinite has the weight 0."""
-    names = (
-        [*TokenStats._fields] if given.case.every_field else ["logprobs", "kl", "expected_value", "head_kl"]
-    )
+    divergence = "kl" if given.case.jsd_weight is None else "jsd"
+    retained = ["logprobs", divergence, "expected_value", "head_kl"]
+    names = TokenStats._fields if given.case.every_field else retained
     total = stats.logprobs.new_zeros(())
     for name in names:
         field, true = getattr(stats, name), getattr(expected, name)
@@ -293,7 +308,8 @@ def same_gradients(
 def check_statistics(given: Input) -> TokenStats | None:
     """`token_stats` and `tiled_token_stats`; the statistics of the first."""
     case, plain = given.case, Plain(given)
-    options = {"token_values": given.values.to(given.device) if case.valued else None, "topk": case.topk}
+    options: dict[str, Any] = {"topk": case.topk, "jsd_weight": case.jsd_weight}
+    options["token_values"] = given.values.to(given.device) if case.valued else None
     caps = {"logit_softcap": case.softcap, "ref_logit_softcap": case.softcap}
     arguments = given.arguments()
     call = partial(tiled_token_stats, **arguments, **options, **caps)
@@ -335,14 +351,16 @@ def check_loss(given: Input) -> None:
     options: dict[str, Any] = {"logit_softcap": case.softcap, "ref_logit_softcap": case.softcap}
     if case.valued:
         options |= {"token_values": given.values.to(device), "value_weights": value.to(device)}
-    call = partial(tiled_policy_loss, **arguments, **options, score_weights=score.to(device))
+    options |= {"score_weights": score.to(device), "jsd_weight": case.jsd_weight}
+    call = partial(tiled_policy_loss, **arguments, **options)
     if given.refused(partial(call, kl_weights=kl.to(device))):
         return
-    finite = torch.where(plain.stats.kl.isfinite(), kl, 0)
+    divergence = plain.stats.kl if plain.stats.jsd is None else plain.stats.jsd
+    finite = torch.where(divergence.isfinite(), kl, 0)
     loss, stats = call(kl_weights=finite.to(device))
     expected = plain.stats._replace(**dict.fromkeys(("head_kl", "head_mass", "ref_head_mass", "in_head")))
     same_fields(stats, expected, case.dtype, "tiled_policy_loss")
-    terms = [(score, expected.logprobs), (finite, expected.kl)]
+    terms = [(score, expected.logprobs), (finite, divergence)]
     terms += [(value, expected.expected_value)] if case.valued else []
     true = sum(torch.where(weights == 0, 0, weights * field).sum() for weights, field in terms)
     true = true / max(case.sequences, 1)
@@ -350,7 +368,7 @@ def check_loss(given: Input) -> None:
     wanted = gradients(true, plain.leaves)
     leaves, changed = [arguments[name] for name in POLICY], case.changed and arguments[case.changed]
     same_gradients(given, loss, leaves, list(wanted), "tiled_policy_loss", changed)
-    if case.changed is None and not plain.stats.kl.isfinite().all():
+    if case.changed is None and not divergence.isfinite().all():
         assert call(kl_weights=kl.to(device))[0] == math.inf
 
 

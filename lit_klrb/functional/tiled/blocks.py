@@ -292,6 +292,8 @@ class RowStats(NamedTuple):
     entropy: Tensor
     forward_kl: Tensor
     expected_value: Tensor | None
+    jsd: Tensor | None = None
+    jsd_slope: Tensor | None = None  # the mean of its derivative, the sum of p s in `block_jsd`
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":

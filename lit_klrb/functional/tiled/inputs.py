@@ -8,9 +8,10 @@ from torch import Tensor
 
 from lit_klrb.errors import check_positive
 from lit_klrb.functional.checks import check_mask, check_shape, inside_mask, rows_of
-from lit_klrb.functional.logprobs import TopK, full_token_values, warn_infinite_kl
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
+from lit_klrb.functional.logprobs import TopK, check_heads, full_token_values, warn_infinite_kl
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused, take
 from lit_klrb.functional.tiled.head import Head
+from lit_klrb.functional.tiled.jsd import block_forward, block_jsd
 from lit_klrb.functional.tiled.topk import Candidacy, TopKRows
 
 # Smaller tiles make products with the head (154 MB for GPT-2) slower, larger ones only need more memory.
@@ -45,6 +46,7 @@ class TiledInputs(NamedTuple):
     tile_size: int
     token_values: Tensor | None
     topk: TopK | None
+    jsd_weight: float | None  # None also for 0, at which the divergence is the KL
 
     @staticmethod
     def of(
@@ -56,14 +58,14 @@ class TiledInputs(NamedTuple):
         tile_size: int | None,
         token_values: Tensor | None,
         topk: TopK | None,
+        jsd_weight: float | None,
     ) -> "TiledInputs":
         """Check the arguments of a tiled operation and select the rows inside the mask."""
         check_positive(temperature=temperature, tile_size=tile_size)
         if mask is not None:
             check_mask(mask, tuple(tokens.shape))
         mask = inside_mask(tokens, mask, len(policy.weight))
-        if topk is not None:
-            topk.check(len(policy.weight))
+        check_heads(topk, jsd_weight, len(policy.weight))
         for prefix, pair in (("", policy), ("ref_", reference)):
             check_positive(**{f"{prefix}logit_softcap": pair.softcap})
             check_shape(f"{prefix}hidden", pair.hidden, (*tokens.shape, pair.weight.shape[-1]))
@@ -75,7 +77,8 @@ class TiledInputs(NamedTuple):
         values = full_token_values(token_values, len(policy.weight), like=inputs)
         rows = rows_of(tokens, mask).long()
         tile_size = tile_size or default_tile_size(len(policy.weight))
-        return TiledInputs(mask, head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
+        settings = tile_size, values, topk, jsd_weight or None
+        return TiledInputs(mask, head, ref_head, inputs, ref_inputs, rows, *settings)
 
     @property
     def constants(self) -> tuple[Tensor | None, ...]:
@@ -116,10 +119,41 @@ class TiledInputs(NamedTuple):
         logits, ref_logits, masses = self.logits(rows, block, buffers)
         if candidacy is not None:  # before the logits are overwritten
             candidacy.add(rows, block, logits, ref_logits)
+        if self.jsd_weight is not None:  # whose formula needs the logits again, once normalisers are known
+            masses.copy_(logits)
+            scratch = (take(name, logits, logits.numel()).view_as(logits) for name in ("first", "second"))
+            ref_logits, masses = next(scratch).copy_(ref_logits), next(scratch)
         sums = fused(block_sums, self.inputs.device)(logits, ref_logits, masses)
         if self.token_values is None:
             return sums
         return torch.cat([sums, (masses @ self.token_values[block]).unsqueeze(1)], 1)
+
+    def jsd_products(self, logits: Tensor, ref_logits: Tensor, normalisers: Tensor) -> tuple[Tensor, Tensor]:
+        """The products p s of `block_jsd` for a tile and a block, and the sums; overwrites the logits.
+
+        Args:
+            logits: Policy logits, shape [rows, block]; overwritten with p.
+            ref_logits: Reference logits, shape [rows, block]; overwritten with the products.
+            normalisers: Log normalisers of policy and reference, shape [rows, 2].
+        """
+        body = fused(block_forward if self.jsd_weight == 1 else block_jsd, self.inputs.device)
+        weight = torch.full_like(normalisers[:, :1], self.jsd_weight or 0.0)
+        return ref_logits, body(logits, ref_logits, torch.cat([normalisers, weight], 1))
+
+    def with_jsd(self, stats: RowStats, rows: slice, buffers: Buffers) -> RowStats:
+        """Add the Jensen-Shannon divergence of a tile, whose logits the buffers have in place of masses.
+
+        They then have p and the products of `jsd_products`.
+        """
+        if self.jsd_weight is None:
+            return stats
+        normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(self.inputs.dtype)
+        sums = torch.zeros_like(normalisers, dtype=torch.float64)
+        for block in self.policy.blocks():
+            _, ref_logits, logits = buffers.block(rows.stop - rows.start, block)
+            sums += self.jsd_products(logits, ref_logits, normalisers)[1]
+        jsd = stats.forward_kl if self.jsd_weight == 1 else sums.sum(1).clamp(min=0)
+        return stats._replace(jsd=jsd, jsd_slope=sums[:, 0])
 
     def values_of(self, rows: slice, block: slice) -> list[Tensor]:
         """Token values as an argument of `block_gradient`, expanded to [rows, block]; empty without them."""
@@ -135,6 +169,8 @@ class TiledInputs(NamedTuple):
             "ref_logprobs": self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser,
             **{name: getattr(stats, name) for name in ("kl", "entropy", "forward_kl")},
         }
+        if stats.jsd is not None:
+            fields["jsd"] = stats.jsd
         if self.token_values is not None and stats.expected_value is not None:
             fields |= {"value": self.token_values[tokens], "expected_value": stats.expected_value}
         if heads is not None:

@@ -16,7 +16,7 @@ from lit_klrb.functional.tiled.blocks import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import Pair, TiledInputs, unless_no_grad
 from lit_klrb.functional.tiled.tile import Tile
-from lit_klrb.functional.topk import kl_topk
+from lit_klrb.functional.topk import kl_known, kl_topk
 
 
 def tiled_policy_loss(
@@ -40,11 +40,13 @@ def tiled_policy_loss(
     token_values: Tensor | None = None,
     value_weights: Tensor | None = None,
     topk: TopK | None = None,
+    jsd_weight: float | None = None,
 ) -> tuple[Tensor, TokenStats]:
     """Sum over masked tokens of `score_weights · s + kl_weights · kl`, divided by B.
 
     Token values add a third term, `value_weights · expected_value`. With `topk`, `kl_topk` takes the place of
     the exact KL, and the reference's logits are not retained for the gradient: they are needed at the head.
+    With `jsd_weight`, the Jensen-Shannon divergence takes its place; a weight of 1 gives the forward KL.
 
     s is the log-probability or, with `behaviour_logprobs`, the ratio to the behaviour policy, clipped as in
     PPO if `clip_range` is given. All weights are constants. The gradients of hidden states, weight and bias
@@ -74,17 +76,19 @@ def tiled_policy_loss(
             beyond a shorter table have the value 0.
         value_weights: Weights of the expected token value sum_v p(v) a(v), shape [B, T].
         topk: The head of `kl_topk`; None for the exact KL.
+        jsd_weight: Weight of the Jensen-Shannon divergence as in `token_stats`; None for the exact KL.
 
     Returns:
         The scalar loss and all statistics, detached, shape [B, T], 0 outside the mask; `value` and
-        `expected_value` only if token values are given, and the sums over the head only with `topk`. If only
-        the reference excludes a token, the KL is +inf and a warning names the token.
+        `expected_value` only if token values are given, the sums over the head only with `topk`, and `jsd`
+        only with its weight. If only the reference excludes a token, the KL is +inf and a warning names the
+        token.
 
     Raises:
         ConfigurationError: If the shapes do not match, if a token inside the mask is not in the vocabulary,
-            if temperature, tile size, clip range or a soft cap is not positive, if k is out of range, if a
-            clip range is given without a behaviour policy, or if only one of token values and their weights
-            is given.
+            if temperature, tile size, clip range or a soft cap is not positive, if k or the divergence's
+            weight is out of range or both are given, if a clip range is given without a behaviour policy, or
+            if only one of token values and their weights is given.
 
     Example:
         >>> hidden, tokens, ones = torch.ones(1, 1, 1), torch.tensor([[0]]), torch.ones(1, 1)
@@ -107,7 +111,8 @@ def tiled_policy_loss(
         raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    tiled = TiledInputs.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
+    settings = temperature, tile_size, token_values, topk, jsd_weight
+    tiled = TiledInputs.of(policy, reference, tokens, mask, *settings)
     sequences, inside = max(len(tokens), 1), tiled.mask
     behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, inside)
     objective = _Objective(
@@ -121,7 +126,8 @@ def tiled_policy_loss(
     apply: Any = _TiledPolicyLoss.apply
     loss, *fields = apply(*leaves, tiled, objective, names)
     spread = (positions_of(field, tokens, inside) for field in fields)
-    return loss, TokenStats(**dict(zip(names, spread, strict=True)))
+    stats = TokenStats(**dict(zip(names, spread, strict=True)))
+    return loss, stats._replace(jsd=stats.kl) if jsd_weight == 0 else stats
 
 
 class _Objective(NamedTuple):
@@ -142,8 +148,10 @@ class _Objective(NamedTuple):
         else:
             log_ratio = stats.logprobs - self.behaviour_logprobs[rows]
             loss = clipped_loss(log_ratio[None], weights, self.clip_range)
-        kl = kl_topk(stats) if stats.kl is None or stats.head_kl is not None else stats.kl
-        loss = loss + weighted(self.kl_weights[rows].to(dtype), kl).sum()
+        divergence = kl_known(stats) if stats.head_kl is None else kl_topk(stats)
+        if stats.jsd is not None:
+            divergence = stats.jsd
+        loss = loss + weighted(self.kl_weights[rows].to(dtype), divergence).sum()
         if self.value_weights is None or stats.expected_value is None:
             return loss
         return loss + (self.value_weights[rows].to(dtype) * stats.expected_value).sum()

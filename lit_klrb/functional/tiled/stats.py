@@ -32,6 +32,7 @@ def tiled_token_stats(
     ref_logit_softcap: float | None = None,
     token_values: Tensor | None = None,
     topk: TopK | None = None,
+    jsd_weight: float | None = None,
 ) -> TokenStats:
     """`token_stats` from hidden states, without [B, T, V] logits; values and gradients are the same.
 
@@ -58,15 +59,17 @@ def tiled_token_stats(
         token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
             beyond a shorter table have the value 0.
         topk: The head for which sums are computed. Which tokens it has is not differentiated.
+        jsd_weight: As in `token_stats`.
 
     Returns:
-        All fields, shape [B, T]; `value` and `expected_value` only if token values are given, and the sums
-        over the head only with `topk`. If only the reference excludes a token, the KL is +inf and a warning
-        names the token.
+        All fields, shape [B, T]; `value` and `expected_value` only if token values are given, the sums over
+        the head only with `topk`, and `jsd` only with its weight. If only the reference excludes a token, the
+        KL is +inf and a warning names the token.
 
     Raises:
         ConfigurationError: If the shapes do not match, a token inside the mask is not in the vocabulary,
-            temperature, tile size or a soft cap is not positive, or k is out of range.
+            temperature, tile size or a soft cap is not positive, k or the weight is out of range, or both are
+            given.
 
     Example:
         >>> hidden, tokens = torch.ones(1, 1, 1), torch.tensor([[0]])
@@ -77,12 +80,14 @@ def tiled_token_stats(
     """
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    tiled = TiledInputs.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
+    settings = temperature, tile_size, token_values, topk, jsd_weight
+    tiled = TiledInputs.of(policy, reference, tokens, mask, *settings)
     mask = tiled.mask
     leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
     fields = _TiledTokenStats.apply(*leaves, tiled, names)  # type: ignore[no-untyped-call]
     spread = (positions_of(field, tokens, mask) for field in fields)
-    return TokenStats(**dict(zip(names, spread, strict=True)))
+    stats = TokenStats(**dict(zip(names, spread, strict=True)))
+    return stats._replace(jsd=stats.kl) if jsd_weight == 0 else stats
 
 
 # Fields without a gradient in the policy
@@ -117,9 +122,10 @@ class _TiledTokenStats(torch.autograd.Function):
         hidden, *_ = ctx.saved_tensors
         tiled: TiledInputs = ctx.tiled
         slopes = {name: slope for name, slope in zip(ctx.names, upstream, strict=True) if slope is not None}
-        # The retained blocks do not have the gradients of entropy and forward KL, nor with a head that of the
-        # exact KL, and are overwritten when they are used
-        missing = {"entropy", "forward_kl"} | (set() if tiled.topk is None else {"kl"})
+        # The retained blocks do not have the gradients of entropy and forward KL, nor with a head or another
+        # divergence that of the exact KL, and are overwritten when they are used
+        missing = {"entropy", "forward_kl"}
+        missing |= set() if tiled.topk is None and tiled.jsd_weight is None else {"kl"}
         tiles, ctx.tiles = None if missing & set(slopes) else ctx.tiles, None
         gradients = HeadGradients(tiled.policy, tiled.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
@@ -134,12 +140,18 @@ class _TiledTokenStats(torch.autograd.Function):
 def _joined(tiles: list[Tile]) -> tuple[RowStats, TopKRows | None]:
     """Statistics and heads of the rows of all tiles."""
     stats = RowStats.of(torch.cat([tile.sums for tile in tiles], 1))
+    if all(tile.stats.jsd is not None for tile in tiles):
+        jsd, slope = (torch.cat([getattr(t.stats, n) for t in tiles]) for n in ("jsd", "jsd_slope"))
+        stats = stats._replace(jsd=jsd, jsd_slope=slope)
     heads = [tile.heads for tile in tiles if tile.heads is not None]
     return stats, TopKRows.joined(heads) if heads else None
 
 
 def _row_stats(tiled: TiledInputs) -> tuple[RowStats, TopKRows | None]:
-    """The same in one pass over the heads: each block is applied to all tiles of rows."""
+    """The same in one pass over the heads, each block of which is applied to all tiles of rows."""
+    if tiled.jsd_weight is not None:  # tile by tile, as all blocks of a tile are read again
+        buffers = tiled.buffers(retain_blocks=True)
+        return _joined([Tile.of(tiled, rows, buffers) for rows in tiled.tiles()])
     buffers, sums, candidacy = tiled.buffers(retain_blocks=False), [], tiled.candidacy()
     for block in tiled.policy.blocks():
         sums.append(torch.cat([tiled.sums(rows, block, buffers, candidacy) for rows in tiled.tiles()]))
@@ -160,7 +172,7 @@ def _recompute(
     log-probability, KL, entropy, forward KL and expected value contribute to the gradient of its logits
     score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   forward (p - q),
     value p (a - sum p a).
-    For those of the sums over the head see `TopKRows.gradient`.
+    For those of the sums over the head see `TopKRows.gradient`, for that of the JSD `block_jsd`.
     """
     gradient_of = fused(block_recomputed_gradient, tiled.inputs.device)
     policy, dtype = tiled.policy, tiled.inputs.dtype
@@ -173,6 +185,9 @@ def _recompute(
     constant = forward - score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
     if stats.expected_value is not None:
         constant = constant - value[0] * stats.expected_value
+    jsd = defined(slopes["jsd"], stats.jsd) if "jsd" in slopes and stats.jsd is not None else None
+    if jsd is not None and stats.jsd_slope is not None:
+        constant = constant - weighted(jsd, stats.jsd_slope)
     at_head = None
     if heads is not None:
         at_all, at_head = heads.gradient(slopes.get("head_kl", nothing), slopes.get("head_mass"))
@@ -185,8 +200,13 @@ def _recompute(
         for rows in tiled.tiles():
             logits, gradient, masses = tiled.logits(rows, block, buffers)
             capped = None if policy.cap is None else logits.clone()
+            jsd_part = None
+            if jsd is not None:
+                jsd_part = tiled.jsd_products(logits.clone(), gradient.clone(), normalisers[rows])[0]
             values = tiled.values_of(rows, block)
             gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows], *values)
+            if jsd is not None and jsd_part is not None:
+                gradient.addcmul_(jsd[rows, None], jsd_part)
             if heads is not None and at_head is not None:
                 heads.rows(rows).scatter(at_head[rows], gradient, block)
             if capped is not None:

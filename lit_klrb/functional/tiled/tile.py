@@ -31,6 +31,7 @@ class Tile(NamedTuple):
         sums = torch.stack([tiled.sums(rows, block, buffers, candidacy) for block in blocks])
         stats = RowStats.of(sums)
         heads = None if candidacy is None else candidacy.heads(stats)
+        stats = tiled.with_jsd(stats, rows, buffers)
         return Tile(tiled, rows, buffers, sums, stats, heads)
 
     def fields(self) -> dict[str, Tensor]:
@@ -42,15 +43,17 @@ class Tile(NamedTuple):
 
         Args:
             slopes: Derivatives of the loss with respect to fields of `TokenStats`, shape [N]: to logprobs, kl
-                or with `topk` head_kl and head_mass, and expected_value. Those that are not there are 0.
+                or with its weight jsd or with `topk` head_kl and head_mass, and expected_value. Those that
+                are not there are 0.
             gradients: Receives the gradients.
         """
         tiled, policy = self.tiled, self.tiled.policy
         nothing = tiled.inputs.new_zeros(len(self.sums[0]))
         score = slopes.get("logprobs", nothing)
-        kl_weights = slopes.get("kl" if self.heads is None else "head_kl", nothing)
+        stats, by_jsd = self.stats, self.stats.jsd is not None
+        kl_weights = slopes.get("jsd" if by_jsd else "kl" if self.heads is None else "head_kl", nothing)
         if self.heads is None:
-            kl_weights = defined(kl_weights, self.stats.kl)
+            kl_weights = defined(kl_weights, stats.kl if stats.jsd is None else stats.jsd)
         value_weights = None if tiled.token_values is None else slopes.get("expected_value", nothing)
         gradient_of = fused(block_gradient, score.device)
         at_all, at_head = None, None
@@ -68,7 +71,7 @@ class Tile(NamedTuple):
                 self.heads.scatter(at_head, gradient, block)
             if policy.cap is not None:
                 # Recover the logits from exp(v), v = logits - top; masses set to 0 become -inf, so clamp
-                top = self.sums[index, :, :1]
+                top = stats.normaliser[:, None].to(masses.dtype) if by_jsd else self.sums[index, :, :1]
                 logits = masses.log_().add_(top).clamp_(min=-policy.cap)
                 gradient = policy.through_cap(gradient, logits)
             gradients.add(gradient, self.buffers.precise(policy.weight[block]), self.rows, block)
@@ -83,9 +86,17 @@ class Tile(NamedTuple):
         Apart from the term of the sampled token, the gradient with respect to the logits is
         kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, with E the expected value. In
         terms of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v). The sums
-        over the head add `at_all` p, see `TopKRows.gradient`.
+        over the head add `at_all` p, see `TopKRows.gradient`. The Jensen-Shannon divergence has p (s - S) in
+        place of the KL's part, with the s of `block_jsd` and its mean S: no block has a factor or a shift.
         """
         stats = self.stats
+        if stats.jsd_slope is not None:
+            constant = -weighted(kl_weights, stats.jsd_slope) - score
+            by_value = []
+            if value_weights is not None and stats.expected_value is not None:
+                constant, by_value = constant - value_weights * stats.expected_value, [value_weights]
+            coefficients = torch.stack([constant, kl_weights, *by_value], -1).to(self.sums.dtype)
+            return coefficients.expand(len(self.sums), -1, -1)
         # Each block has its own maxima as reference points of v and w, hence a factor and a shift per block
         log_factor = self.sums[..., 0] - stats.normaliser
         shift = log_factor - (self.sums[..., 1] - stats.ref_normaliser)
