@@ -3,6 +3,8 @@
 import inspect
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
 
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
@@ -11,12 +13,14 @@ from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.estimators import (
     EstimatorMemory,
     KLEstimator,
+    RaoBlackwell,
     RaoBlackwellControlVariate,
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.enumerated_loss import TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
+from lit_klrb.estimators.unbiased import Divergence
 from lit_klrb.reward_functions import import_member
 from lit_klrb.terminal import print_table
 
@@ -72,6 +76,14 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
     }
 
 
+def _divergences(estimator: KLEstimator) -> list[KLEstimator]:
+    """The estimator with its other divergences."""
+    if not isinstance(estimator, RaoBlackwell):
+        return []
+    others = (name for name in get_args(Divergence) if name != estimator.divergence)
+    return [replace(estimator, divergence=name) for name in others]
+
+
 def _overview() -> list[dict[str, str | None]]:
     return [_describe(name, kind()) for name, kind in estimator_classes().items()]
 
@@ -98,6 +110,8 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     for key, label in LABELS.items():
         if about[key] is not None:
             print(f"{label}: {about[key]}")
+    for other in _divergences(estimator):
+        print(f"{other.label} optimises {other.optimises}")
     print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
     head = "" if estimator.topk is None else f" with k = {TOP_K} of 4 tokens"
     print(

@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.shapes import check_rollout
 from lit_klrb.functional.baselines import leave_one_out_baseline
+from lit_klrb.functional.credit import BeyondCap
 from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.surrogate import ClipRange, check_clip_range
 
@@ -93,6 +94,9 @@ class KLEstimator(ABC):
             expectation of the on-policy estimator unchanged. "clip": PPO's clipped ratio in the score part,
             with the rollout's score weights and an uncorrected KL term; biased towards the sampling policy.
         clip_range: Width of the ratio's range around 1 under "clip", or two: below and above 1.
+        ratio_cap: Bound of the ratios under "token", "prefix" and "sequence", of a token or the product of
+            several; biased where ratios exceed it, with bounded variance. null for none.
+        beyond_cap: What a larger ratio counts: "truncate" the bound, "mask" nothing.
         allow_biased: Allow training although the gradient is known to be biased: with an estimator of
             another objective, or with several optimizer steps per rollout and no correction.
     """
@@ -107,6 +111,8 @@ class KLEstimator(ABC):
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"
     clip_range: ClipRange = 0.2
+    ratio_cap: float | None = None
+    beyond_cap: BeyondCap = "truncate"
     allow_biased: bool = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -116,11 +122,16 @@ class KLEstimator(ABC):
 
     def __post_init__(self) -> None:
         choices = {"baseline": (*get_args(Baseline), None), "off_policy": get_args(OffPolicy)}
+        choices["beyond_cap"] = get_args(BeyondCap)
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 names = ", ".join(map(_as_yaml, allowed))
                 raise ConfigurationError(f"must be one of {names}, got {value!r}", key=name)
         check_clip_range(self.clip_range)
+        check_positive(ratio_cap=self.ratio_cap)
+        if self.ratio_cap is not None and not self.credits_own_kl_in_loss:
+            problem = f"needs off_policy token, prefix or sequence, got {self.off_policy}"
+            raise ConfigurationError(f"{self.ratio_cap:g} {problem}", key="ratio_cap")
 
     @property
     def label(self) -> str:
@@ -146,8 +157,25 @@ class KLEstimator(ABC):
         return self.refusal
 
     @property
+    def later_bias(self) -> str | None:
+        """Which setting biases its gradient after the first optimizer step on a rollout, or None."""
+        if self.ratio_cap is not None:
+            return f"off_policy {self.off_policy}, ratio_cap {self.ratio_cap:g}"
+        return None if self.off_policy in ("prefix", "sequence") else f"off_policy {self.off_policy}"
+
+    @property
+    def optimises(self) -> str | None:
+        """What its gradient estimates in expectation, on-policy, as text; None if it does not say."""
+        return self.explanation and self.explanation.optimises
+
+    @property
     def topk(self) -> TopK | None:
         """The head of the vocabulary whose sums it reads from the statistics; None for none."""
+        return None
+
+    @property
+    def reads_jsd(self) -> float | None:
+        """The weight of the Jensen-Shannon divergence that takes the KL's place, see `jsd_sum`, or None."""
         return None
 
     @property
@@ -235,6 +263,16 @@ class KLEstimator(ABC):
     def credits_own_kl_in_loss(self) -> bool:
         """Whether a completion's own KL is credited by `loss`, under the current policy, not by `weights`."""
         return self.off_policy in ("token", "prefix", "sequence")
+
+    def effective_share(self, logprobs: Tensor, mask: Tensor, behaviour_logprobs: Tensor) -> Tensor | None:
+        """`functional.credit.effective_share` of the importance weights of `loss`; None without any.
+
+        Args:
+            logprobs: Log-probabilities under the current policy, shape [B, T].
+            mask: True on completion tokens, shape [B, T].
+            behaviour_logprobs: Those under the policy that sampled the completions, shape [B, T].
+        """
+        return None
 
     def centred(self, values: Tensor, group_size: int) -> Tensor:
         """Values [B] or [B, T] minus their baseline."""

@@ -12,7 +12,14 @@ from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import KLEstimator, LossWeights
 from lit_klrb.estimators.recipe import Recipe, per_token
 from lit_klrb.functional.baselines import check_group_size
-from lit_klrb.functional.credit import ImportanceWeights, assign_credit, importance_weights, weighted
+from lit_klrb.functional.credit import (
+    ImportanceWeights,
+    RatioCap,
+    assign_credit,
+    effective_share,
+    importance_weights,
+    weighted,
+)
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 
@@ -30,16 +37,21 @@ class RecipesEstimator(KLEstimator):
         """What its value and its cost are of; a subclass sets it as a class attribute."""
 
     @property
+    def applied_recipe(self) -> Recipe:
+        """The recipe with the estimator's settings."""
+        return self.recipe
+
+    @property
     @override
     def cost(self) -> str:
         return self.recipe.cost
 
     @override
     def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        stats = stats.masked(mask)
-        if self.recipe.value is None:
+        stats, value = stats.masked(mask), self.applied_recipe.value
+        if value is None:
             return stats.logprobs.new_zeros(len(mask))
-        return per_token(self.recipe.value).of(stats).sum(-1)
+        return per_token(value).of(stats).sum(-1)
 
     @abstractmethod
     def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
@@ -92,8 +104,7 @@ class RecipesEstimator(KLEstimator):
             for recipe, weight in self.loss_recipes(weights, beta)
         ]
         log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
-        scope = "none" if self.off_policy == "clip" else self.off_policy
-        importance = importance_weights(log_ratio, scope)
+        importance = self._importance(log_ratio)
         if self.credits_own_kl_in_loss:
             # Rewards and baselines depend on whole completions, hence the weight of the sequence
             score_weights = importance.sequence * score_weights
@@ -109,6 +120,20 @@ class RecipesEstimator(KLEstimator):
                 for values, own in per_token(recipe.pathwise).parts(stats, importance):
                     loss = loss + weighted_loss(values, weight * own)
         return loss
+
+    def _importance(self, log_ratio: Tensor) -> ImportanceWeights:
+        cap = None if self.ratio_cap is None else RatioCap(self.ratio_cap, self.beyond_cap)
+        return importance_weights(log_ratio, "none" if self.off_policy == "clip" else self.off_policy, cap)
+
+    @override
+    def effective_share(self, logprobs: Tensor, mask: Tensor, behaviour_logprobs: Tensor) -> Tensor | None:
+        if not self.credits_own_kl_in_loss:
+            return None
+        logprobs = torch.where(mask, logprobs.detach(), 0)
+        weights = self._importance(log_ratio_to_behaviour(logprobs, mask, behaviour_logprobs)).through
+        if self.off_policy == "sequence":  # one weight for each completion
+            weights, mask = weights[:, :1], mask[:, :1]
+        return effective_share(weights, mask)
 
     @property
     @override
@@ -133,11 +158,6 @@ class ComposedEstimator(RecipesEstimator):
         super().__post_init__()
         if not isinstance(self.recipe, Recipe):
             raise ConfigurationError(f"{type(self).__name__}.recipe must be a Recipe, got {self.recipe!r}")
-
-    @property
-    def applied_recipe(self) -> Recipe:
-        """The recipe with the estimator's settings."""
-        return self.recipe
 
     @property
     @override

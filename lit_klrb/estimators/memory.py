@@ -129,10 +129,11 @@ class EstimatorMemory:
             >>> EstimatorMemory(MonteCarlo(off_policy="prefix")).statement(2)
             'the gradient of KL(policy || reference); unbiased'
             >>> EstimatorMemory(MonteCarlo(off_policy="clip")).statement(2)
-            'the gradient of KL(policy || reference); biased after the first of 2 steps on a rollout (clip)'
+            'the gradient of KL(policy || reference); biased after the first of 2 steps on a rollout
+            (off_policy clip)'
         """
-        estimator, about = self.estimator, self.estimator.explanation
-        if about is None:
+        estimator, optimises = self.estimator, self.estimator.optimises
+        if optimises is None:
             return None
         changes = [f"the {name} changes to {last:g} over the run" for name, last in self.finals.items()]
         biases = []
@@ -141,13 +142,13 @@ class EstimatorMemory:
         elif estimator.bias is not None:
             biases = ["biased" if estimator.refusal else f"biased: {estimator.bias}"]
         if self.is_biased_later(optimizer_steps):
-            which = f"the first of {optimizer_steps} steps on a rollout ({estimator.off_policy})"
-            biases.append(f"biased after {which}")
-        return "; ".join([about.optimises, *(biases or ["unbiased"]), *changes])
+            which = f"the first of {optimizer_steps} steps on a rollout"
+            biases.append(f"biased after {which} ({estimator.later_bias})")
+        return "; ".join([optimises, *(biases or ["unbiased"]), *changes])
 
     def is_biased_later(self, optimizer_steps: int) -> bool:
         """Whether the gradient is biased from the second optimizer step on a rollout on."""
-        return optimizer_steps > 1 and self.estimator.off_policy not in ("prefix", "sequence")
+        return optimizer_steps > 1 and self.estimator.later_bias is not None
 
     @property
     def token_values(self) -> Tensor | None:

@@ -60,6 +60,7 @@ PER_TOKEN = {
     ),
     "kl": PerToken("KL_{0}", before=_field("kl", _EXACT)),
     "forward_kl": PerToken("KL(q||p)_{0}", before=_field("forward_kl", _EXACT)),
+    "jsd": PerToken("JSD_{0}", before=_field("jsd", "the divergence of every token (jsd_weight)")),
     "value": PerToken("a(y_{0})", through=_field("value", _VALUES)),
     "expected_value": PerToken("E_{0}[a]", before=_field("expected_value", _VALUES)),
     "topk": PerToken("K_{0}", before=head_excess, through=sampled_tail),
@@ -160,6 +161,17 @@ class Recipe:
         """
         terms = (replace(term, discount=discount) if term.has_future else term for term in self.score)
         return replace(self, score=tuple(terms))
+
+    def of_divergence(self, name: str) -> "Recipe":
+        """The same with another value of `PER_TOKEN` for the exact KL.
+
+        Example:
+            >>> Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl").of_divergence("jsd").formula
+            'c_t = sum_{s>t} JSD_s, l_t = JSD_t'
+        """
+        value, pathwise = (name if old == "kl" else old for old in (self.value, self.pathwise))
+        terms = (replace(term, value=name) if term.value == "kl" else term for term in self.score)
+        return Recipe(value, tuple(terms), pathwise)
 
     @property
     def formula(self) -> str:

@@ -6,15 +6,19 @@ otherwise; estimates of the KL from k tokens of other software are in `replicati
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 from typing_extensions import override
 
-from lit_klrb.errors import check_share
+from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator, WeightedRecipes
 from lit_klrb.estimators.recipe import PER_TOKEN, Recipe, Term
 from lit_klrb.functional.logprobs import Support, TopK
+
+Divergence = Literal["reverse", "forward", "jsd"]
+# The field of the statistics with each
+_DIVERGENCES: dict[Divergence, str] = {"reverse": "kl", "forward": "forward_kl", "jsd": "jsd"}
 
 _KL = "the gradient of KL(policy || reference)"
 
@@ -57,7 +61,15 @@ class MonteCarloRewardToGo(DiscountedEstimator):
 class RaoBlackwell(DiscountedEstimator):
     """The exact per-token KL in place of the log ratio: c_t = sum over s > t of KL_s, l_t = KL_t.
 
+    Another divergence D of a token's distributions can take the place of the KL, in the value, in the token's
+    own term and in the credit for later tokens. The gradient is then that of E[sum_t D_t] over completions of
+    the policy. The sum is a divergence of the sequences for the reverse KL only.
+
     Args:
+        divergence: reverse is KL(p || q); forward is KL(q || p); jsd is the Jensen-Shannon divergence, which
+            is between them.
+        jsd_weight: Weight w of the policy in the mixture w p + (1 - w) q of jsd, 0 to 1. The divergence is
+            JSD_w / (w (1 - w)), which is reverse at 0 and forward at 1; GKD's and TRL's beta is 1 - w.
         forward_share: Share s of KL(q || p), the forward KL, in the token's own term, 0 to 1: l_t is
             (1 - s) KL_t + s KL(q || p)_t. Above 0 the gradient is biased. That of KL_t is small
             where p gives almost no probability to what q prefers; that of the forward KL, p - q for the
@@ -82,6 +94,8 @@ class RaoBlackwell(DiscountedEstimator):
         tensor([-0.5493,  0.5493])
     """
 
+    divergence: Divergence = "reverse"
+    jsd_weight: float = 0.5
     forward_share: float = 0.0
 
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
@@ -99,11 +113,43 @@ class RaoBlackwell(DiscountedEstimator):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(forward_share=self.forward_share)
+        check_share(forward_share=self.forward_share, jsd_weight=self.jsd_weight)
+        if self.divergence not in _DIVERGENCES:
+            names = ", ".join(_DIVERGENCES)
+            raise ConfigurationError(f"must be one of {names}, got {self.divergence!r}", key="divergence")
+        for name, only in (("jsd_weight", "jsd"), ("forward_share", "reverse")):
+            value = getattr(self, name)
+            if self.divergence != only and value != type(self).__dataclass_fields__[name].default:
+                problem = f"{value:g} needs divergence {only}, got {self.divergence}"
+                raise ConfigurationError(problem, key=name)
+
+    @property
+    @override
+    def applied_recipe(self) -> Recipe:
+        return self.recipe.of_divergence(_DIVERGENCES[self.divergence]).discounted(self.discount)
+
+    @property
+    @override
+    def reads_jsd(self) -> float | None:
+        return {"reverse": None, "forward": 1.0, "jsd": self.jsd_weight}[self.divergence]
+
+    @property
+    @override
+    def optimises(self) -> str | None:
+        if self.divergence == "reverse":
+            return super().optimises
+        of = {
+            "forward": "KL(reference || policy)",
+            "jsd": f"the Jensen-Shannon divergence ({self.jsd_weight:g})",
+        }
+        sampled = "summed over the tokens of the policy's completions"
+        return f"the gradient of {of[self.divergence]} {sampled}"
 
     @property
     def _own(self) -> list[tuple[str, float]]:
         """The differentiated values with their shares."""
+        if self.divergence != "reverse":
+            return [(_DIVERGENCES[self.divergence], 1.0)]
         shares = {"kl": 1 - self.forward_share, "forward_kl": self.forward_share}
         return [(value, share) for value, share in shares.items() if share]
 
@@ -139,7 +185,7 @@ class RaoBlackwell(DiscountedEstimator):
     @property
     @override
     def is_fusable(self) -> bool:
-        return super().is_fusable and not self.forward_share
+        return not self.credits_own_kl_in_loss and not self.forward_share
 
 
 @final

@@ -10,6 +10,33 @@ MAX_EXPONENT = 40.0
 
 Credit = Literal["whole", "from_here", "after", "own"]
 ImportanceScope = Literal["none", "token", "prefix", "sequence"]
+BeyondCap = Literal["truncate", "mask"]
+
+
+class RatioCap(NamedTuple):
+    """A bound of importance weights, which biases what they weight and bounds its variance.
+
+    The bias is at most E[(w - limit)+ |term|] if larger weights are truncated to the limit.
+
+    Args:
+        limit: The largest weight.
+        beyond: "truncate" replaces larger weights by the limit, "mask" by 0.
+    """
+
+    limit: float
+    beyond: BeyondCap = "truncate"
+
+    def of(self, weights: Tensor) -> Tensor:
+        """The bounded weights.
+
+        Example:
+            >>> weights = torch.tensor([0.5, 3.0])
+            >>> RatioCap(2.0).of(weights).tolist(), RatioCap(2.0, "mask").of(weights).tolist()
+            ([0.5, 2.0], [0.5, 0.0])
+
+        Reference: Ionides (2008), "Truncated importance sampling".
+        """
+        return torch.where(weights > self.limit, self.limit if self.beyond == "truncate" else 0, weights)
 
 
 class ImportanceWeights(NamedTuple):
@@ -26,7 +53,9 @@ class ImportanceWeights(NamedTuple):
     sequence: Tensor
 
 
-def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceWeights:
+def importance_weights(
+    log_ratio: Tensor, scope: ImportanceScope, cap: RatioCap | None = None
+) -> ImportanceWeights:
     """Importance weights for completions drawn from a behaviour policy.
 
     Args:
@@ -34,6 +63,7 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
         scope: "none": all weights 1; "token": the ratio of token t alone, 1 for what is known before it;
             "prefix": the product over the tokens up to t; "sequence": the product over the whole completion,
             at every position.
+        cap: Bounds the weights; None for unbounded ones.
 
     Returns:
         Detached weights; log weights are clamped to at most `MAX_EXPONENT`.
@@ -47,17 +77,46 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
     if scope == "none":
         ones = torch.ones_like(log_ratio)
         return ImportanceWeights(ones, ones, ones)
+
+    def bounded(log_weight: Tensor) -> Tensor:
+        weight = log_weight.clamp(max=MAX_EXPONENT).exp()
+        return weight if cap is None else cap.of(weight)
+
     if scope == "token":
-        own = log_ratio.clamp(max=MAX_EXPONENT).exp()
+        own = bounded(log_ratio)
         return ImportanceWeights(torch.ones_like(own), own, own)
     summed = running_sum(log_ratio)
-    through = summed.clamp(max=MAX_EXPONENT).exp()
+    through = bounded(summed)
     # Log ratios are 0 after the end, so the last column is the product over the completion
     sequence = through[:, -1:].expand_as(through)
     if scope == "sequence":
         return ImportanceWeights(sequence, sequence, sequence)
-    before = (summed - log_ratio).clamp(max=MAX_EXPONENT).exp()
-    return ImportanceWeights(before, through, sequence)
+    return ImportanceWeights(bounded(summed - log_ratio), through, sequence)
+
+
+def effective_share(weights: Tensor, mask: Tensor) -> Tensor:
+    """The effective sample size of importance weights per completion, 0 to 1: 1 if all weights are equal.
+
+    At each position it is (sum w)^2 / sum w^2 over the completions that have a token there; the sum of these
+    is divided by the number of tokens.
+
+    Args:
+        weights: Importance weights, shape [B, T].
+        mask: True on completion tokens, shape [B, T].
+
+    Returns:
+        A scalar; NaN without tokens.
+
+    Example:
+        >>> effective_share(torch.tensor([[1.0], [3.0]]), torch.ones(2, 1) > 0).item()
+        0.800000011920929
+
+    Reference: Kish (1965), "Survey Sampling".
+    """
+    weights = torch.where(mask, weights, 0)
+    squares = weights.square().sum(0)
+    sizes = torch.where(squares > 0, weights.sum(0).square() / squares, 0)
+    return sizes.sum() / mask.sum()
 
 
 def weighted(weights: Tensor | float, values: Tensor) -> Tensor:

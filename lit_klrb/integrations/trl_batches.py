@@ -78,7 +78,8 @@ def _score(
     if "pixel_values" in batch:
         raise ConfigurationError("images are not supported", key="train_dataset")
     states = scorer.reference_states(rollout := rollout_of(batch))
-    return rollout, states, scorer.stats(rollout, states, memory.token_values, memory.estimator.topk)
+    sums = memory.estimator.topk, memory.estimator.reads_jsd
+    return rollout, states, scorer.stats(rollout, states, memory.token_values, *sums)
 
 
 def total_rewards(by_function: Tensor, trainer: Any) -> Tensor:
@@ -142,7 +143,7 @@ def weighted_loss(
     rollout, fields = rollout_of(batch), LossWeights._fields
     weights = LossWeights(**{name: batch[WEIGHT + name] for name in fields if WEIGHT + name in batch})
     settings = {"behaviour_logprobs": batch[BEHAVIOUR], "token_values": token_values}
-    return policy_loss(scorer, estimator, rollout, batch[STATES], weights, beta=beta, **settings)
+    return policy_loss(scorer, estimator, rollout, batch[STATES], weights, beta=beta, **settings)[0]
 
 
 def rollout_of(batch: dict[str, Any]) -> Rollout:

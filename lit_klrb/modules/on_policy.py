@@ -110,6 +110,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
         vllm = self.rollout_backend == "vllm"
         self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
+        # That of the importance weights of the latest step, per completion; None without weights
+        self.effective_share: Tensor | None = None
         # The current rollout, which checkpoints contain.
         self.experience: Experience | None = None
         self.has_said_equal = False
@@ -190,8 +192,9 @@ class OnPolicyModule(RegularisedModule, ABC):
             rollout = self.sample(batch, number)  # y ~ p(. | x), K completions per prompt x
             token_values = self.memory.token_values  # a(v), from the rollouts before this one
             # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
+            read = token_values, self.kl_estimator.topk, self.kl_estimator.reads_jsd
             with torch.set_grad_enabled(self.parts == 1):
-                states, stats = self.pair.score(rollout, batch, token_values, self.kl_estimator.topk)
+                states, stats = self.pair.score(rollout, batch, *read)
             rewards = self.pair.rewards(self.reward, rollout, batch)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # r(x, y) - r(x, y_<t), if the setting asks for it
@@ -208,6 +211,8 @@ class OnPolicyModule(RegularisedModule, ABC):
         part = self.experience.part(step % self.parts, self.parts)
         loss = self.policy_loss(part, stats if self.parts == 1 else None)
         metrics = {**self.experience.metrics, "loss": loss.item()}
+        if self.effective_share is not None:
+            metrics["ess"] = self.effective_share.item()
         self.log_metrics("train", metrics, batch_size=len(batch["tokens"]))
         return loss
 
@@ -270,7 +275,9 @@ class OnPolicyModule(RegularisedModule, ABC):
         rollout, states, behaviour, _, weights, token_values, _ = experience
         settings: dict[str, Any] = {"behaviour_logprobs": behaviour, "token_values": token_values}
         models = self.pair.scorer, self.kl_estimator
-        return policy_loss(*models, rollout, states, weights, beta=self.beta, stats=stats, **settings)
+        settings |= {"beta": self.beta, "stats": stats}
+        loss, self.effective_share = policy_loss(*models, rollout, states, weights, **settings)
+        return loss
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """Means over the completions of all processes, with standard errors for reward and KL."""
@@ -284,6 +291,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             means["equal_rewards"] = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
             own = self.reward.metrics().items()
             means |= {f"{schema.LOGGED}{name}": rewards.new_tensor([value]) for name, value in own}
+        if self.kl_estimator.reads_jsd is not None:
+            means["divergence"] = self.kl_estimator.value(stats, rollout.mask)
         if rollout.logprobs is not None:
             mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
             means["sampler_kl"] = mismatch

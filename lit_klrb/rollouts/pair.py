@@ -197,10 +197,11 @@ class Pair:
         batch: Mapping[str, Any],
         token_values: Tensor | None = None,
         topk: TopK | None = None,
+        jsd_weight: float | None = None,
     ) -> tuple[Tensor, TokenStats]:
         """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
         states = self.scorer.reference_states(self.read(rollout, batch))
-        return states, self.scorer.stats(rollout, states, token_values, topk)
+        return states, self.scorer.stats(rollout, states, token_values, topk, jsd_weight)
 
     def texts(self, rollout: Rollout, part: slice = slice(None)) -> list[str]:
         """Each sequence as a text, prompt and completion."""

@@ -142,6 +142,7 @@ class Scorer:
         reference_states: Tensor,
         token_values: Tensor | None = None,
         topk: TopK | None = None,
+        jsd_weight: float | None = None,
     ) -> TokenStats:
         """Token statistics, differentiable with respect to the policy.
 
@@ -150,6 +151,7 @@ class Scorer:
             reference_states: The result of `reference_states` for these sequences.
             token_values: A value for every token, shape [V].
             topk: The head of the vocabulary for which sums are computed; a served teacher gives its own.
+            jsd_weight: That of `token_stats`.
         """
         if self._teacher is not None:
             tokens, ref_logprobs = reference_states[..., 0, :].long(), reference_states[..., 1, :]
@@ -157,10 +159,10 @@ class Scorer:
             return served_stats(chosen, ref_logprobs, tokens)
         if not self.tiled:
             logits = completion_logits(self.policy, rollout, self._rows)
-            tokens, temperature = rollout.completions, self.temperature
-            return token_stats(logits, reference_states, tokens, temperature, token_values, topk)
-        arguments = self._tiled_arguments(rollout, reference_states)
-        return tiled_token_stats(**arguments, mask=rollout.mask, token_values=token_values, topk=topk)
+            settings = self.temperature, token_values, topk, jsd_weight
+            return token_stats(logits, reference_states, rollout.completions, *settings)
+        arguments = self._tiled_arguments(rollout, reference_states) | {"mask": rollout.mask}
+        return tiled_token_stats(**arguments, token_values=token_values, topk=topk, jsd_weight=jsd_weight)
 
     def loss(
         self,
@@ -171,6 +173,7 @@ class Scorer:
         clip_range: ClipRange | None = None,
         token_values: Tensor | None = None,
         topk: TopK | None = None,
+        jsd_weight: float | None = None,
     ) -> Tensor:
         """The loss of a fusable estimator, whose gradients are computed in the forward pass; see `fuses`.
 
@@ -183,6 +186,7 @@ class Scorer:
                 log-probability. None for no clipping, which ignores that policy.
             token_values: The token values that the weights were computed with, shape [V]; None without.
             topk: The head of `kl_topk`; None for the exact KL.
+            jsd_weight: That of `tiled_policy_loss`.
         """
         loss, _ = tiled_policy_loss(
             **self._tiled_arguments(rollout, reference_states),
@@ -194,6 +198,7 @@ class Scorer:
             token_values=token_values,
             value_weights=weights.value,
             topk=topk,
+            jsd_weight=jsd_weight,
         )
         return loss
 

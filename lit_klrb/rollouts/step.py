@@ -108,8 +108,10 @@ def policy_loss(
     behaviour_logprobs: Tensor,
     token_values: Tensor | None = None,
     stats: TokenStats | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """The estimator's loss on sequences of a weighted rollout, averaged over them.
+
+    Returns the loss, and `KLEstimator.effective_share`.
 
     Its gradients are formed while the logits exist, if the estimator's loss is of that form.
 
@@ -126,13 +128,14 @@ def policy_loss(
     """
     if stats is None and estimator.is_fusable and scorer.fuses:
         clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-        settings = behaviour_logprobs, clip_range, token_values, estimator.topk
-        return scorer.loss(rollout, reference_states, weights, *settings)
+        read = token_values, estimator.topk, estimator.reads_jsd
+        return scorer.loss(rollout, reference_states, weights, behaviour_logprobs, clip_range, *read), None
     if stats is None:
-        stats = scorer.stats(rollout, reference_states, token_values, estimator.topk)
-    return checked_loss(
-        estimator, stats, rollout.mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs
-    )
+        read = token_values, estimator.topk, estimator.reads_jsd
+        stats = scorer.stats(rollout, reference_states, *read)
+    effective_share = estimator.effective_share(stats.logprobs, rollout.mask, behaviour_logprobs)
+    settings = {"beta": beta, "behaviour_logprobs": behaviour_logprobs}
+    return checked_loss(estimator, stats, rollout.mask, weights, **settings), effective_share
 
 
 class Experience(NamedTuple):

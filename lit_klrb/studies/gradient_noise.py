@@ -37,6 +37,8 @@ from lit_klrb.studies.base import PolicyStudy, lower_triangle
 
 # Parameters that are converted to float64 at a time for inner products.
 _BLOCK = 1 << 16
+# What statistics have sums for: a head, and the weight of a Jensen-Shannon divergence
+Sums = tuple[TopK | None, float | None]
 
 
 @final
@@ -236,13 +238,13 @@ def weighted(
     rewards = task.rewards(rollout, batch)
     states = scorer.reference_states(task.pair.read(rollout, batch))
     to_come = task.to_come(rollout, batch, rewards)
-    statistics: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
+    statistics: list[tuple[Sums, Tensor | None, TokenStats]] = []
     # Those with token values first, as the others can use the same statistics
     for memory in sorted(memories, key=lambda memory: memory.token_values is None):
         if _suitable(statistics, memory) is None:
-            topk, table = memory.estimator.topk, memory.token_values
-            computed = scorer.stats(rollout, states, table, topk)
-            statistics.append((topk, table, computed._replace(reward_to_come=to_come)))
+            sums, table = _sums(memory), memory.token_values
+            computed = scorer.stats(rollout, states, table, *sums)
+            statistics.append((sums, table, computed._replace(reward_to_come=to_come)))
     count = task.sampling.completions_per_prompt
     settings: dict[str, Any] = {"beta": task.beta, "group_size": count, "observe": observe}
     settings["reward_scale"] = task.reward_scale
@@ -253,14 +255,18 @@ def weighted(
         yield memory, stats, rollout.mask, weigh(memory, scored, **settings)
 
 
+def _sums(memory: EstimatorMemory) -> Sums:
+    return memory.estimator.topk, memory.estimator.reads_jsd
+
+
 def _suitable(
-    statistics: Sequence[tuple[TopK | None, Tensor | None, TokenStats]], memory: EstimatorMemory
+    statistics: Sequence[tuple[Sums, Tensor | None, TokenStats]], memory: EstimatorMemory
 ) -> TokenStats | None:
     """The statistics that a memory needs, or with token values that its estimator ignores."""
     own, ignores = memory.token_values, memory.estimator.token_values_predict is None
-    for topk, table, stats in statistics:
+    for sums, table, stats in statistics:
         same = table is own is None or (table is not None and own is not None and torch.equal(table, own))
-        if topk == memory.estimator.topk and (same or ignores):
+        if sums == _sums(memory) and (same or ignores):
             return stats
     return None
 

@@ -147,7 +147,12 @@ class TabularPairs:
         def stats_of(table: Tensor) -> TokenStats:
             ref_logits = logits(self.references)
             return token_stats(
-                logits(table), ref_logits, tokens, token_values=token_values, topk=estimator.topk
+                logits(table),
+                ref_logits,
+                tokens,
+                token_values=token_values,
+                topk=estimator.topk,
+                jsd_weight=estimator.reads_jsd,
             )
 
         weight = 1.0 if beta is None else beta

@@ -70,11 +70,11 @@ class Case:
     def sequences(self) -> tuple[Tensor, Tensor]:
         return self.policy.sequences()
 
-    def stats(self, logits: Tensor, topk: TopK | None = None) -> TokenStats:
+    def stats(self, logits: Tensor, topk: TopK | None = None, jsd: float | None = None) -> TokenStats:
         tokens, _ = self.sequences
         policy = TabularLM(logits, self.policy.max_length)
         logits = [model.token_logits(tokens) for model in (policy, self.reference)]
-        stats = token_stats(*logits, tokens, token_values=self.token_values, topk=topk)
+        stats = token_stats(*logits, tokens, token_values=self.token_values, topk=topk, jsd_weight=jsd)
         # An arbitrary number for each prefix
         places = (self.policy.logits.shape[1] + 1) ** torch.arange(tokens.shape[1])
         codes = ((tokens + 1) * places).cumsum(1) - (tokens + 1) * places
@@ -82,10 +82,10 @@ class Case:
         return stats._replace(reward_to_come=self.rewards[:, None] - before)
 
     @cache  # noqa: B019 (cases live as long as the tests)
-    def current(self, topk: TopK | None = None) -> tuple[Tensor, TokenStats]:
+    def current(self, topk: TopK | None = None, jsd: float | None = None) -> tuple[Tensor, TokenStats]:
         """The policy's logits as a leaf, and the differentiable statistics of each completion."""
         leaf = self.policy.logits.clone().requires_grad_()
-        return leaf, self.stats(leaf, topk)
+        return leaf, self.stats(leaf, topk, jsd)
 
     def groups(self, size: int) -> Tensor:
         """Every group of `size` completions, as indices of completions, shape [groups, size]."""
@@ -93,11 +93,12 @@ class Case:
         return torch.cartesian_prod(*[completions] * size).view(-1, size)
 
     @cache  # noqa: B019 (cases live as long as the tests)
-    def draws(self, size: int, junk: float, topk: TopK | None = None) -> Draws:
+    def draws(self, size: int, junk: float, topk: TopK | None = None, jsd: float | None = None) -> Draws:
         groups = self.groups(size)
         rows = groups.flatten()
         mask = self.sequences[1][rows]
-        current, generated = self.current(topk)[1].detach(), self.stats(self.behaviour.logits, topk)
+        current = self.current(topk, jsd)[1].detach()
+        generated = self.stats(self.behaviour.logits, topk, jsd)
         batches = (
             stats.map(lambda field: torch.where(mask, field[rows], junk)) for stats in (current, generated)
         )
@@ -133,7 +134,8 @@ def expected_gradient(
         variation: A variation that must not change the result.
     """
     estimator = replace(estimator, allow_biased=True)
-    draws = case.draws(group_size, variation.junk, estimator.topk)
+    sums = estimator.topk, estimator.reads_jsd
+    draws = case.draws(group_size, variation.junk, *sums)
     leaf = draws.current.map(lambda field: field.detach().requires_grad_())
     rewards = None if beta is None else case.rewards[draws.rows]
     behaviour = draws.generated.logprobs if off_policy else None
@@ -150,7 +152,7 @@ def expected_gradient(
             leaf, draws.mask, rewards, beta=beta, group_size=group_size, behaviour_logprobs=behaviour
         )
     chance = draws.behind if off_policy else draws.on_policy
-    return carried_to_logits(case, draws, leaf, chance, loss * len(draws.rows), estimator.topk)
+    return carried_to_logits(case, draws, leaf, chance, loss * len(draws.rows), *sums)
 
 
 def loss_in_parts(
@@ -177,11 +179,18 @@ def loss_in_parts(
 
 
 def carried_to_logits(
-    case: Case, draws: Draws, leaf: TokenStats, chance: Tensor, total: Tensor, topk: TopK | None = None
+    case: Case,
+    draws: Draws,
+    leaf: TokenStats,
+    chance: Tensor,
+    total: Tensor,
+    topk: TopK | None = None,
+    jsd: float | None = None,
 ) -> Tensor:
     """The gradient in the logits, from each row's gradient in its statistics times its probability."""
-    logits, current = case.current(topk)
+    logits, current = case.current(topk, jsd)
     names = ["logprobs", "kl", "forward_kl", "expected_value", *(("head_kl", "head_mass") if topk else ())]
+    names += [] if jsd is None else ["jsd"]
     leaves, outputs = ([getattr(stats, name) for name in names] for stats in (leaf, current))
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     per_completion = []

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch import Tensor
 
 from lit_klrb.cli.explain import estimator_classes
@@ -123,6 +123,18 @@ def cases(draw: Any) -> Case:
         allow_biased=choose(True, False),
         beta=choose(0.0, 0.0, 0.3),
         wrong=choose(*[None] * 10, "group_size", "beta", "rewards", "mask", "stats"),
+    )
+
+
+def whole_block(bias: float, ref_bias: float) -> Case:
+    """A block of tokens of which the policy's share is 0 in float32, in a gradient from retained blocks."""
+    biases, ref_biases = ([0.0] * 4 + [added] * 4 for added in (bias, ref_bias))
+    return Case(
+        **{"seed": 0, "sequences": 4, "length": 3, "dtype": torch.float32, "mask_dtype": torch.bool},
+        **{"biases": biases, "ref_biases": ref_biases, "block": 4, "estimators": [], "beta": 0.0},
+        **{"junk_token": -100, "wrong_token": None, "temperature": 1.0, "softcap": None, "topk": None},
+        **{"jsd_weight": None, "valued": False, "tile_size": None, "keeps_logits": True, "autocast": False},
+        **{"changed": None, "every_field": False, "off_policy": "none", "allow_biased": True, "wrong": None},
     )
 
 
@@ -464,6 +476,8 @@ def check_values(given: Input, stats: TokenStats) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@example(case=whole_block(-95.0, EXCLUDED))
+@example(case=whole_block(-2000.0, LOWEST))
 @given(case=cases())
 def test_functions_give_the_numbers_of_the_plain_version_or_name_what_is_wrong(case, device):
     given = Input(case, device)

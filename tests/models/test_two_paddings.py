@@ -90,7 +90,7 @@ def test_rows_that_one_lacks_are_left_out_of_both_distributions(pair, tiled):
 
     rewards = torch.rand(len(rollout.mask), dtype=torch.float64)
     weights = RaoBlackwell().weights(stats.detach(), rollout.mask, rewards, beta=0.3, group_size=50)
-    loss = policy_loss(
+    loss, _ = policy_loss(
         pair.scorer, RaoBlackwell(), rollout, states, weights, beta=0.3, behaviour_logprobs=chosen.detach()
     )
     expected = ((weights.score * chosen).sum() + (weights.kl * kl).sum()) / len(rewards)

@@ -122,7 +122,7 @@ def expected_gradients(estimator, module, tiled):
     losses = [
         policy_loss(
             module.pair.scorer, estimator, rollout, states, weighted, beta=1.0, behaviour_logprobs=own
-        ),
+        )[0],
         estimator.loss(stats, rollout.mask, weighted),
     ]
     parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]

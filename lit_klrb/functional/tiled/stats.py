@@ -122,6 +122,8 @@ class _TiledTokenStats(torch.autograd.Function):
         hidden, *_ = ctx.saved_tensors
         tiled: TiledInputs = ctx.tiled
         slopes = {name: slope for name, slope in zip(ctx.names, upstream, strict=True) if slope is not None}
+        if tiled.jsd_weight == 1 and "forward_kl" in slopes:  # the same number under two names
+            slopes["jsd"] = slopes.pop("forward_kl") + slopes.get("jsd", 0)
         # The retained blocks do not have the gradients of entropy and forward KL, nor with a head or another
         # divergence that of the exact KL, and are overwritten when they are used
         missing = {"entropy", "forward_kl"}
