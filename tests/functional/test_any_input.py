@@ -126,9 +126,9 @@ def cases(draw: Any) -> Case:
     )
 
 
-def whole_block(bias: float, ref_bias: float) -> Case:
+def whole_block(bias: float, *ref_biases: float) -> Case:
     """A block of tokens of which the policy's share is 0 in float32, in a gradient from retained blocks."""
-    biases, ref_biases = ([0.0] * 4 + [added] * 4 for added in (bias, ref_bias))
+    biases, ref_biases = ([0.0] * 4 + added for added in ([bias] * 4, [*ref_biases]))
     return Case(
         **{"seed": 0, "sequences": 4, "length": 3, "dtype": torch.float32, "mask_dtype": torch.bool},
         **{"biases": biases, "ref_biases": ref_biases, "block": 4, "estimators": [], "beta": 0.0},
@@ -476,8 +476,8 @@ def check_values(given: Input, stats: TokenStats) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@example(case=whole_block(-95.0, EXCLUDED))
-@example(case=whole_block(-2000.0, LOWEST))
+@example(case=whole_block(-95.0, *[EXCLUDED] * 4))
+@example(case=whole_block(-2000.0, 0.0, *[LOWEST] * 3))
 @given(case=cases())
 def test_functions_give_the_numbers_of_the_plain_version_or_name_what_is_wrong(case, device):
     given = Input(case, device)

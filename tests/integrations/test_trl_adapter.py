@@ -52,7 +52,7 @@ def gradient(model, loss):
 @pytest.mark.parametrize(
     "estimator",
     [RaoBlackwell(), MonteCarlo(), MonteCarlo(baseline=None), RaoBlackwell(off_policy="prefix"),
-     RaoBlackwellTopK(k=8)],
+     RaoBlackwellTopK(k=8), RaoBlackwell(divergence="jsd")],
     ids=str,
 )  # fmt: skip
 def test_the_loss_is_the_estimators_objective(estimator):
@@ -62,7 +62,8 @@ def test_the_loss_is_the_estimators_objective(estimator):
     added, _ = adapter.add_weights(batch, scorer, EstimatorMemory(estimator), BETA, GROUP)
     found = gradient(policy, adapter.weighted_loss(added, scorer, estimator, BETA))
     rollout = rollout_of(batch)
-    stats = scorer.stats(rollout, scorer.reference_states(rollout), topk=estimator.topk)
+    sums = {"topk": estimator.topk, "jsd_weight": estimator.reads_jsd}
+    stats = scorer.stats(rollout, scorer.reference_states(rollout), **sums)
     # Without a baseline of its own, it gets rewards from which TRL has subtracted one
     given = rewards if estimator.baseline else batch["advantages"]
     objective = estimator.objective(

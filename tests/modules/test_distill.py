@@ -6,7 +6,7 @@ import torch
 import yaml
 from runs import equal, logged, weights_of
 
-from lit_klrb.cli.check import AT_FIRST, check
+from lit_klrb.cli.check import AT_FIRST, LATER, check
 from lit_klrb.cli.main import main
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 
@@ -66,6 +66,30 @@ def test_a_check_has_the_default_of_the_module(chain):
     answer = check(chain.commands.argv("fit", "distill"))
     assert answer["estimator"]["name"] == WITHOUT_REWARD.__name__
     assert answer["estimator"]["biased"] == AT_FIRST
+
+
+def test_another_divergence_and_capped_ratios_are_named_and_logged(chain, tmp_path):
+    options = ["--kl.estimator.divergence", "jsd", "--kl.estimator.jsd_weight", "0.1"]
+    options += [
+        "--kl.estimator.discount",
+        "1",
+        "--kl.estimator.off_policy",
+        "prefix",
+        "--model.inner_epochs",
+        "2",
+    ]
+    capped = [*options, "--kl.estimator.ratio_cap", "1.1"]
+    argv = chain.commands.argv("fit", "distill")
+    exact, biased = (check([*argv, *extra])["estimator"] for extra in (options, capped))
+    assert exact["optimises"].startswith("the gradient of the Jensen-Shannon divergence (0.1) summed over")
+    assert (exact["biased"], biased["biased"]) == (False, LATER)
+    assert "ratio_cap 1.1" in biased["optimises"]
+    assert chain.run("fit", "distill", *capped, "--trainer.max_steps", "2", run=tmp_path) == 0
+    first, second = logged(tmp_path, "train/ess").values()
+    assert first == pytest.approx(1.0, abs=1e-5)
+    assert 0.5 < second < 1 - 1e-5
+    kl, divergence = (next(iter(logged(tmp_path, f"train/{name}").values())) for name in ("kl", "divergence"))
+    assert 0.3 * kl < divergence < kl
 
 
 def test_a_reward_is_measured_and_not_trained_with(chain, tmp_path):

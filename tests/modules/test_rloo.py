@@ -26,6 +26,9 @@ RIGHT = [
     ("RaoBlackwellTopK", "clip"),
     ("RaoBlackwellTopK", "prefix"),
     ("NoKL", "none"),
+    ("jsd", "none"),
+    ("jsd", "prefix"),
+    ("forward", "clip"),
 ]
 
 
@@ -35,8 +38,10 @@ def gradients_of(module):
 
 @pytest.mark.parametrize(("name", "off_policy"), RIGHT)
 def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_path, name, off_policy):
-    few = {"k": 3, "allow_biased": True} if "TopK" in name else {}
-    estimator = getattr(estimators, name)(off_policy=off_policy, **few)
+    settings = {"k": 3, "allow_biased": True} if "TopK" in name else {}
+    if name in ("jsd", "forward"):
+        name, settings = "RaoBlackwell", {"divergence": name}
+    estimator = getattr(estimators, name)(off_policy=off_policy, **settings)
     module, batch = attached(chain, tmp_path, estimator)
     module.training_step(batch, 0).backward()
     stepped = gradients_of(module)
@@ -49,7 +54,8 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
     with torch.no_grad():
         ref_logits = completion_logits(module.reference, rollout)
     logits = completion_logits(module.policy, rollout)
-    stats = token_stats(logits, ref_logits, rollout.completions, topk=estimator.topk)
+    sums = {"topk": estimator.topk, "jsd_weight": estimator.reads_jsd}
+    stats = token_stats(logits, ref_logits, rollout.completions, **sums)
     loss = estimator.objective(
         stats,
         rollout.mask,
