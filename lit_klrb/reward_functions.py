@@ -69,8 +69,9 @@ class FunctionReward:
     without special tokens, and the columns of the prompts' rows. Prompts and completions of conversations are
     lists of messages. A function without `**kwargs` receives the arguments that it names. If it names them,
     it is also given `completion_ids`, `trainer_state` (a `TrainerState`), and `log_metric`, a function of a
-    name and a number, whose mean over the rollout is logged as `train/logged/NAME`. It may be a coroutine. None for a completion means that the reward has nothing to say
-    about it: the score is then NaN, which `WeightedReward` leaves out.
+    name and a number, whose mean over the rollout is logged as `train/logged/NAME`. It may be a coroutine.
+    None for a completion means that the reward has nothing to say about it: the score is then NaN, which
+    `WeightedReward` leaves out.
 
     Args:
         name: The function's name in error messages.

@@ -57,8 +57,11 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     kl, reward = (_finite(found, f"val/{key}") for key in (schema.KL, schema.REWARD))
     if isinstance(beta, int | float) and (steps := [step for step in reward if step in kl]):
         found[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
-    runs = [_completions(run), _logged(found)]
-    sections = {"Answer": [_curves(run, found)], "Runs": runs, "Settings": [_settings(run)]}
+    sections: dict[str, list[Section | None]] = {
+        "Answer": [_curves(run, found)],
+        "Runs": [_completions(run), _logged(found)],
+        "Settings": [_settings(run)],
+    }
     shown = {part: [section for section in own if section is not None] for part, own in sections.items()}
     parts = {part: own for part, own in shown.items() if own}
     # What the run did to its reward, or to the KL where there is none

@@ -55,8 +55,8 @@ class DistillationMonitor(L.Callback):
                 trainer,
                 "ends",
                 f"the teacher ends with {name} ({teacher_ends[0]}), which does not end the student's "
-                f"completions ({', '.join(map(str, own))} do): they can grow to max_new_tokens; teach the student that "
-                "end by SFT, or add it to the eos_token_id of its generation_config.json",
+                f"completions ({', '.join(map(str, own))} do): they can grow to max_new_tokens; teach the "
+                "student that end by SFT, or add it to the eos_token_id of its generation_config.json",
             )
 
     def on_train_batch_end(

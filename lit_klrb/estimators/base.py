@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.shapes import check_rollout
 from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.credit import BeyondCap

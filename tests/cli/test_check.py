@@ -61,7 +61,7 @@ def test_a_correction_that_is_biased_after_the_first_step_is_named(ask):
         )
     )
     kl = "the gradient of KL(policy || reference)"
-    later = "biased after the first of 4 steps on a rollout (clip)"
+    later = "biased after the first of 4 steps on a rollout (off_policy clip)"
     assert clip["estimator"]["optimises"] == f"{kl}; {later}"
     assert [answer["estimator"]["biased"] for answer in (clip, prefix, once)] == [LATER, False, False]
     assert {answer["estimator"]["optimises"] for answer in (prefix, once)} == {f"{kl}; unbiased"}
