@@ -195,7 +195,7 @@ class FSDP2(ModelParallelStrategy):
             return None
         if tensor is part:  # each process has all of it
             return tensor.cpu()
-        with NamedTemporaryFile(dir=folder, prefix=".", suffix=PARTIAL) as file:
+        with NamedTemporaryFile(dir=folder, prefix=".weight.", suffix=PARTIAL) as file:
             stored = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
         return stored.view(tensor.shape).copy_(tensor)
 

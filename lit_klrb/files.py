@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -20,6 +21,8 @@ from lit_klrb.errors import ConfigurationError, brief
 
 # Suffix of unfinished files, whose names begin with a dot and the name of the final file.
 PARTIAL = ".partial"
+# The end of the name of one; of the second name of a checkpoint, and of a weight's own file.
+_UNFINISHED = re.compile(rf"\.([0-9a-f]{{16}}|ckpt|weight\.\w+){re.escape(PARTIAL)}$")
 # In the hidden folder of an unfinished folder: the file with the lock and its content, and what is replaced.
 _MARK, _MARKED, _EARLIER = "unfinished", b"an unfinished folder of lit_klrb\n", "earlier"
 # The maximum size of a file that is read as a whole; gradients of several hundred batches take about 100 MB.
@@ -92,6 +95,22 @@ def check_target(path: Path, key: str | None = None) -> None:
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         problem = f"{folder} is not a directory that can be written"
         raise ConfigurationError(f"{path} cannot be written: {problem}", key=key)
+
+
+def check_own(path: Path, is_own: Callable[[dict[str, Any]], bool], key: str | None = None) -> None:
+    """Check that a path is free, or a file whose first line is a JSON object that this package wrote.
+
+    Args:
+        path: A file that is written without being named.
+        is_own: Whether an object is one of this package's.
+        key: The argument that chooses its directory.
+    """
+    check_target(path, key)
+    if path.exists():
+        with path.open("rb") as file:
+            line = file.readline(LARGEST)
+        if line and not is_own(parse_object(line)):
+            raise ConfigurationError(f"{path} holds something else; name another directory", key=key)
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -172,10 +191,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files of killed processes from a folder and its subfolders."""
-    for partial in folder.rglob(f".*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
+def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
+    """Remove the unfinished files of killed processes, which have random names, and no others.
+
+    Args:
+        folder: A folder.
+        names: Its files, and its folders with all that is in them; links are not followed.
+    """
+    for name in names:
+        place = folder / name
+        beside = folder.glob(f".{glob.escape(name)}.*{PARTIAL}")
+        within = place.rglob(f".*{PARTIAL}") if place.is_dir() and not place.is_symlink() else ()
+        for partial in (*beside, *within):
+            if _UNFINISHED.search(partial.name):
+                partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -195,6 +195,8 @@ class TrainingReward:
         state, training = self.state()
 
         def record(name: str, value: float) -> None:
+            if not (isinstance(name, str) and name and name.isprintable()):
+                raise ConfigurationError(f"{LOG}: {name!r} is not a printable name", key=KEY)
             if training:
                 self.logged.setdefault(name, []).append(float(value))
 

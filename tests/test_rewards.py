@@ -178,6 +178,17 @@ def test_a_coroutine_reads_ids_and_state_and_logs_numbers_where_it_names_them(mo
     assert reward.metrics() == {"reward_retries": 0}
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "a\u2028b", "a\ud800", "\u202ea", 3])
+def test_a_logged_number_has_a_printable_name(monkeypatch, name):
+    def logging(completions, log_metric):
+        log_metric(name, 1.0)
+        return [0.0] * len(completions)
+
+    reward = TrainingReward(own_rewards(monkeypatch, logging=logging), lambda: (TrainerState(0, 9), False))
+    with pytest.raises(ConfigurationError, match=r"^reward_path: log_metric: .* is not a printable name"):
+        reward(JOINED, COLUMNS)
+
+
 def test_the_toys_reward_refuses_texts_of_others():
     """Public report: a model of one's own without a reward_path is scored 0 throughout."""
     with pytest.raises(

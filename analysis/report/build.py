@@ -26,7 +26,7 @@ from analysis.stats.contrast import TTest, kl_ratio
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.text import count, number
 from lit_klrb import schema
-from lit_klrb.files import check_target, write_output
+from lit_klrb.files import check_own, check_target, write_output
 
 
 def summary_numbers(assessment: Assessment) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def write(assessment: Assessment, output: Path | None = None, added: Sequence[Bu
     """Write the report of an assessed sweep, as `build`."""
     output = assessment.sweep.directory / REPORT if output is None else output
     numbers = output.parent / NUMBERS
-    for path in (output, numbers):
-        check_target(path)
+    check_target(output)
+    check_own(numbers, lambda content: {"schema", "page", CHECKSUM} <= content.keys())
     host, cores = platform.uname(), os.cpu_count() or 1
     machine = f"{host.system}, {host.machine}, {cores} core{'s' * (cores > 1)}"
     made = {"date": datetime.date.today().isoformat(), "machine": machine}

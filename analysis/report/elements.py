@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from analysis.stats.intervals import Interval
 from analysis.stats.text import aligned, aligned_ends, decimals_of
+from lit_klrb.errors import printable
 
 Item = TypeVar("Item")
 # The content of a cell: text, a number, an interval, or nothing, which is a dash.
@@ -93,6 +95,12 @@ class Section:
     exploratory: bool = False  # whether it contains no planned test
 
 
+def _printable(value: Any) -> Any:
+    """Text without characters that control a terminal or reorder a line, before it is escaped for HTML."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value, keep="\n\t") if is_text else value
+
+
 def page(
     title: str,
     kicker: Sequence[str],
@@ -106,6 +114,7 @@ def page(
         autoescape=True,
         undefined=StrictUndefined,
         keep_trailing_newline=True,
+        finalize=_printable,
     )
     # A drawing is the data URI of an image; the page escapes it for the attribute
     safe = " !$&'()*+,-./:;=?@[]^_`{|}~"

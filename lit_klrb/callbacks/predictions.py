@@ -9,9 +9,17 @@ from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 
 from lit_klrb.errors import printable
-from lit_klrb.files import write_atomically
+from lit_klrb.files import check_own, write_atomically
+from lit_klrb.run.directory import KEY as DIRECTORY
 from lit_klrb.terminal import text_table
 
+# Keys of the rows that this package's modules predict.
+ROWS = (
+    {"prompt", "completion", "kl"},
+    {"text", "nats_per_token"},
+    {"text", "label", "probability"},
+    {"chosen", "rejected", "chosen_reward", "rejected_reward"},
+)
 PRINTED_ROWS, PRINTED_CHARACTERS = 10, 160
 
 
@@ -23,23 +31,25 @@ class PredictionWriter(L.Callback):
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.path = directory / "predictions.jsonl"
         self._rows: list[dict[str, Any]] = []
 
     def on_predict_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
-        """Collect the batch's rows."""
+        """Collect the batch's rows; after the first, refuse to replace a file with rows of another kind."""
+        if not self._rows and outputs:
+            kinds = (*ROWS, set(outputs[0]))
+            check_own(self.path, lambda row: any(kind <= row.keys() for kind in kinds), DIRECTORY)
         self._rows += outputs
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write all rows and print the first, in one process only, as every process has all."""
         if not trainer.is_global_zero:
             return
-        path = self.directory / "predictions.jsonl"
-        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
+        write_atomically(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
         if self._rows:
             shown = [list(map(_short, row.values())) for row in self._rows[:PRINTED_ROWS]]
             Console().print(text_table(list(self._rows[0]), shown))
-        print(printable(f"{len(self._rows)} rows in {path}"))
+        print(printable(f"{len(self._rows)} rows in {self.path}"))
 
 
 def _short(value: Any) -> Any:

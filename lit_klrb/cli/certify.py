@@ -1,8 +1,16 @@
 """`python -m lit_klrb certify MODULE:FUNCTION`: which known gradient a KL loss has, by enumeration."""
 
+import argparse
+import json
+import os
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 
+import torch
 import yaml
 
 from lit_klrb.cli.arguments import Arguments
@@ -57,6 +65,45 @@ def parser() -> Arguments:
 def main(argv: Sequence[str]) -> int:
     """Run `certify` and return the exit code."""
     options = parser().parse_args(argv)
+    answer = _in_a_process(lambda: _certify(options))
+    if answer is None:
+        print(error_line(f"{options.function} ended the program: it has no certificate"), file=sys.stderr)
+        return 1
+    code, output, errors = answer
+    sys.stdout.write(output)
+    sys.stderr.write(errors)
+    return code
+
+
+def _in_a_process(command: Callable[[], int]) -> tuple[int, str, str] | None:
+    """Exit code, output and errors of a command in a process of its own; None if its code ended that one."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        torch.set_num_threads(1)  # a forked process has no others
+        code, output, errors = 1, StringIO(), StringIO()
+        output.isatty = sys.stdout.isatty  # type: ignore[method-assign]
+        with redirect_stdout(output), redirect_stderr(errors):
+            try:
+                code = command()
+            except ConfigurationError as error:
+                print(error_line(error), file=sys.stderr)
+                code = 2
+            except BaseException:
+                traceback.print_exc()
+        with open(writing, "w") as pipe:
+            json.dump([code, output.getvalue(), errors.getvalue()], pipe)
+        os._exit(0)
+    os.close(writing)
+    try:
+        with open(reading) as pipe:
+            text = pipe.read()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return tuple(json.loads(text)) if text else None
+
+
+def _certify(options: argparse.Namespace) -> int:
     module, _, name = options.function.partition(":")
     if not module or not name:
         raise ConfigurationError(f"MODULE:FUNCTION is expected, got {options.function}")

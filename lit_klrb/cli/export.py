@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CARD = "README.md"
-# The other files of an export. A folder with any other file is never replaced.
+# The other files of an export. A folder without its card, or with any other file, is never replaced.
 EXPORTED = re.compile(
     r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
@@ -170,7 +170,7 @@ def check_target(target: Path) -> None:
     names = sorted(path.name for path in target.iterdir()) if target.exists() else []
     own = {name for name in names if name == CARD and is_own_card(target / name)}
     foreign = [name for name in names if not (EXPORTED.fullmatch(name) or name in own)]
-    if foreign or (names and not {"config.json", "adapter_config.json"} & {*names}):
+    if foreign or (names and not own):
         problem = f"{target} contains {(foreign or names)[0]} and is not an earlier export"
         raise ConfigurationError(f"{problem}; name a new folder", key=key)
 

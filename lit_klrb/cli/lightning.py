@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -326,7 +327,7 @@ class LitCLI(LightningCLI):
                     raise EndedError(f"{LOST}; {hint}", OUTAGE) from error
                 if isinstance(error, NoAnswerError):
                     raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
-                if isinstance(error, Stopped):
+                if isinstance(error, (Stopped, SystemExit)):
                     error.add_note(hint)
                 ended = ending_of(error, self.settings) if isinstance(error, Exception) else None
                 is_of_reward = str(ended).startswith(f"model.init_args.{KEY}: ")
@@ -368,6 +369,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not getattr(ended.__cause__, "is_echo", False):  # of the first process, which says it
             print(error_line(ended), file=sys.stderr)
         return ended.code
+    except SystemExit as end:
+        place = traceback.extract_tb(end.__traceback__)[-1]
+        if {"argparse.py", "jsonargparse"} & {*Path(place.filename).parts}:  # of --help and the like
+            raise
+        # Code of the user's, such as a reward, would end the command as if it were done
+        called = f"sys.exit({end.code}) was called in {place.filename}, line {place.lineno}"
+        print(error_line("; ".join([called, *getattr(end, "__notes__", [])])), file=sys.stderr)
+        return 1
     return 0
 
 

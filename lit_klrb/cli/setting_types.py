@@ -206,6 +206,8 @@ def named(path: str, known: Mapping[str, type]) -> tuple[Any, str]:
         return getattr(importlib.import_module(module), name), ""
     except (ImportError, AttributeError, ValueError) as error:
         return None, str(error)
+    except SystemExit as end:  # it would end the command as if it were done
+        return None, f"its module calls sys.exit({end.code})"
 
 
 def subclasses(base: type) -> Iterator[type]:

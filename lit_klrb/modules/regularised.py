@@ -80,6 +80,15 @@ class Evaluation(NamedTuple):
         return Evaluation(self.rollout.map(every), self.stats.map(every), every(self.rewards), count)
 
 
+def _is_evaluation(found: Any, rows: int) -> bool:
+    """Whether what a cache holds are completions with their token statistics; may raise anything if not."""
+    rollout, stats = Rollout(*found[0]), TokenStats(*found[1])
+    of_tokens = [stats.logprobs, stats.ref_logprobs, stats.kl, *(f for f in stats if f is not None)]
+    whole = rollout.tokens.shape == rollout.attention_mask.shape and len(rollout.tokens) == rows
+    fields = [rollout.mask, *([] if rollout.logprobs is None else [rollout.logprobs]), *of_tokens]
+    return whole and {field.shape for field in fields} == {rollout.completions.shape}
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class RegularisedModule(PolicyModule, ABC):
     """A policy that is regularised towards a frozen reference and evaluated on its own completions.
@@ -262,7 +271,9 @@ class RegularisedModule(PolicyModule, ABC):
         if trainer is not None and trainer.sanity_checking and self._start is not None:
             prompts_read = {name: rows.tolist() for name, rows in own.items() if isinstance(rows, Tensor)}
             key = {**self._start, **drawn, "sampling": asdict(sampling), "prompts": prompts_read}
-            sampled, scored = cached("evaluation", key, compute)
+            sampled, scored = cached(
+                "evaluation", key, compute, lambda found: _is_evaluation(found, len(own["tokens"]) * count)
+            )
         else:
             sampled, scored = compute()
         rollout, stats = Rollout(*sampled), TokenStats(*scored)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lit_klrb.distributed import gather
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import PARTIAL, local_path, write_atomically
 from lit_klrb.run.checkpoints import digest, read
 
@@ -34,20 +33,23 @@ def default_folder() -> Path:
     return local_path(os.environ.get("LIT_KLRB_CACHE") or f"{home}/lit_klrb", "LIT_KLRB_CACHE")
 
 
-def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
+def cached(name: str, key: Any, compute: Callable[[], T], fits: Callable[[T], bool] = lambda _: True) -> T:
     """The result of `compute`, read from disk if it was computed before with the same key.
 
     Args:
         name: A name for the result, with which the file's name begins.
         key: Everything the result depends on besides this package's code, as plain numbers, strings, lists
             and dictionaries.
-        compute: Gives tensors, numbers, strings, lists and tuples; called if a process cannot read the file.
+        compute: Gives tensors, numbers, strings, lists and tuples; called if a process cannot use the file.
+        fits: Whether what a file holds is of the form that `compute` gives; it may raise anything if not.
     """
     path = default_folder() / f"{name}-{_digest([_code(), key])[:32]}.pt"
     results: list[T] = []
-    with contextlib.suppress(ConfigurationError, KeyError, OSError):  # missing or damaged
-        results.append(read(path)["result"])
-        os.utime(path)  # for the order of removal
+    with contextlib.suppress(Exception):  # missing, damaged, or of another form
+        result = read(path)["result"]
+        if fits(result):
+            results.append(result)
+            os.utime(path)  # for the order of removal
     # Processes compute together, also if their caches are on different machines
     if all(gather(bool(results))):
         (result,) = results

@@ -77,7 +77,7 @@ class RunDirectory:
         self._take(root)
         previous = run_id(root)
         if previous is not None and resumed is None:
-            remove_unfinished(root)
+            remove_unfinished(root, schema.OWN)
             if {path.name for path in root.iterdir()} <= {schema.RUN, LOCK}:
                 (root / schema.RUN).unlink()  # of a run that was killed before it wrote anything
             else:
@@ -92,7 +92,7 @@ class RunDirectory:
             write_output(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
         elif previous == resumed:
             self.run_id = previous
-            remove_unfinished(root)
+            remove_unfinished(root, schema.OWN)
         else:
             problem = f"{self.path} belongs to another run than ckpt_path"
             raise ConfigurationError(f"{problem}; resume it in its own directory, or in a new one", key=KEY)
@@ -117,7 +117,8 @@ class RunDirectory:
             if not root.exists():
                 root.mkdir(parents=True)
                 self._new = [root]
-            lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            # A link would make the file that it points to
+            lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             free = try_lock(lock)
         except OSError:

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_klrb import schema
-from lit_klrb.errors import refusing
+from lit_klrb.errors import printable, refusing
 from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.run.directory import RunDirectory, next_attempt
 
@@ -47,8 +47,8 @@ class MetricsLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append a row."""
-        row = {**metrics, schema.STEP: step}
+        """Append a row; names are written as printable text, of which every line is a row."""
+        row = {printable(name): value for name, value in metrics.items()} | {schema.STEP: step}
         if not row.keys() <= set(self._columns):
             rows: list[dict[str, str]] = []
             if self._columns:

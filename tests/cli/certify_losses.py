@@ -1,5 +1,7 @@
 """KL losses of known gradients, as people write them."""
 
+import os
+
 import torch
 
 from lit_klrb import estimators
@@ -167,3 +169,7 @@ def clamped_at_20(logprobs, ref_logprobs, mask):
 def in_place(logprobs, ref_logprobs, mask):
     mask[:, 1:] = False
     return k2(logprobs, ref_logprobs, mask)
+
+
+def ends(logprobs, ref_logprobs):
+    os._exit(0)

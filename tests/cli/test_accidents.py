@@ -3,6 +3,7 @@
 import errno
 import os
 import shlex
+import sys
 
 import pytest
 from runs import contents, differences, weights_of
@@ -54,6 +55,25 @@ def test_failing_starts_leave_a_good_run_where_it_is(chain, tmp_path, wrong):
         assert chain.run("fit", "rloo", *wrong, run=run) == 2
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_code_that_ends_the_program_does_not_end_a_run_as_if_it_were_done(
+    chain, tmp_path, monkeypatch, capsys, at
+):
+    (tmp_path / "ending.py").write_text(
+        "import sys\n\n\ndef reward(completions, trainer_state):\n"
+        f"    if trainer_state.global_step == {at}:\n        sys.exit(0)\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ending", raising=False)
+    ending = ["--model.reward_path", "ending:reward", "--checkpoint.every_n_train_steps", "1"]
+    assert chain.run("fit", "rloo", *ending, run=tmp_path / "run") == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert f"sys.exit(0) was called in {tmp_path}/ending.py, line 6" in line
+    assert ("to resume: " if at else "nothing was trained yet") in line
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_logger_of_ones_own_takes_nothing_from_the_runs_record(chain, tmp_path):

@@ -41,6 +41,11 @@ def run(capsys, *words):
     return code, captured.out, captured.err
 
 
+def test_a_loss_that_ends_the_program_has_no_certificate(capsys):
+    line = "error: certify_losses:ends ended the program: it has no certificate\n"
+    assert run(capsys, "certify_losses:ends", "--claims", "kl") == (1, "", line)
+
+
 @pytest.mark.parametrize("name", VERDICTS)
 def test_plain_functions_of_known_gradients(name):
     verdict = certificate(name).on_policy

@@ -27,6 +27,17 @@ def test_a_folder_that_is_not_an_export_is_kept(chain, tmp_path, capsys, name):
     assert contents(tmp_path) == {f"project/{name}": b"mine"}
 
 
+def test_weights_of_the_user_are_kept(chain, tmp_path, capsys):
+    """A folder of save_pretrained has the files of an export, but not its card."""
+    assert export(chain, tmp_path / "policy") == 0
+    (tmp_path / "policy" / "README.md").unlink()
+    before = contents(tmp_path)
+    capsys.readouterr()
+    assert export(chain, tmp_path / "policy", "dpo") == 2
+    assert one_line_of(capsys).endswith("is not an earlier export; name a new folder")
+    assert contents(tmp_path) == before
+
+
 def test_one_file_more_keeps_an_export_too(chain, tmp_path, capsys):
     assert export(chain, tmp_path / "policy") == 0
     (tmp_path / "policy" / "notes.md").write_text("mine")

@@ -35,6 +35,15 @@ def slow_kl(chain, row):
     return (policy.exp() * (policy - reference)).sum().item()
 
 
+def test_predictions_of_another_program_are_not_replaced(chain, tmp_path, capsys):
+    mine = '{"prompt": "What a", "prediction": "film"}\n'
+    (tmp_path / "predictions.jsonl").write_text(mine)
+    assert chain.run("predict", "rloo", "--ckpt_path", chain.checkpoint("rloo"), run=tmp_path) == 2
+    line = f"trainer.default_root_dir: {tmp_path}/predictions.jsonl holds something else"
+    assert line in capsys.readouterr().err
+    assert (tmp_path / "predictions.jsonl").read_text() == mine
+
+
 def test_every_prompt_of_a_file_is_completed_in_its_order(chain, tmp_path, capsys):
     source = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
     settings = ["--data.source", source, "--data.eval_size", "1", "--data.eval_batch_size", "2"]

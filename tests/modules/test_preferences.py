@@ -122,6 +122,12 @@ def test_the_evaluation_before_the_first_step_is_computed_once(chain, tmp_path, 
     assert "from the cache" not in capsys.readouterr().out
     assert scored("second") == every - 1
     assert "prompts; completions of an earlier run's, from the cache)" in capsys.readouterr().out
+    # What is of another form is computed again
+    (file,) = (tmp_path / "cache").glob("evaluation-*")
+    for other in ([1, 2], [(torch.zeros(1),) * 3, (torch.zeros(1),) * 3], [[], {}], "text"):
+        torch.save({"result": other}, file)
+        assert scored("again") == every
+        assert "from the cache" not in capsys.readouterr().out
     for file in ("metrics/attempt_0/metrics.csv", "evaluation.csv"):
         assert (tmp_path / "second" / file).read_bytes() == (tmp_path / "first" / file).read_bytes()
     others = ("policy_path", chain.checkpoint("sft")), ("temperature", "0.5"), ("evaluation_seed", "7")

@@ -93,7 +93,7 @@ def test_a_kill_at_any_line_leaves_a_whole_checkpoint_to_resume_from(tmp_path, m
         save(last, old + 1, old + 2)
         assert (step_of(last), step_of(previous)) == (old + 2, old + 1), line
         old += 2
-        files.remove_unfinished(tmp_path)
+        files.remove_unfinished(tmp_path.parent, [tmp_path.name])
         assert names(tmp_path) == ["last.ckpt", "previous.ckpt"], line
     assert code == 0
     assert line > 20

@@ -47,11 +47,15 @@ def test_what_is_written_is_not_written_again(logger):
     assert not hasattr(logger, "_rows")
 
 
-def test_names_with_commas_quotes_and_line_ends(logger):
-    odd = 'train/a,"b"\nc'
+def test_names_are_written_as_printable_text(logger, tmp_path):
+    """Of any name the file can be read again, by readers for whom any line separator ends a line."""
+    odd = 'train/a,"b"\nc\u2028d\ud800\u202ee\x85'
     logger.log_metrics({odd: 1.0}, 0)
-    logger.log_metrics({odd: 2.0, "train/d": 3.0}, 1)
-    assert [row[odd] for row in rows(logger)] == ["1.0", "2.0"]
+    logger.log_metrics({odd: 2.0, "train/f": 3.0}, 1)
+    name = 'train/a,"b"\\nc\\u2028d\\ud800\\u202ee\\x85'
+    assert [row[name] for row in rows(logger)] == ["1.0", "2.0"]
+    assert len(logger.path.read_text("utf-8").splitlines()) == 3
+    assert curves(tmp_path / "metrics")[name] == {"step": [0, 1], "value": [1.0, 2.0]}
 
 
 def test_a_torn_last_line_is_dropped_by_the_reader(logger, tmp_path):

@@ -55,7 +55,7 @@ def test_what_is_no_run_is_neither_renamed_nor_written_to(tmp_path, name):
 
 def test_a_run_that_was_killed_before_it_wrote_anything_is_not_kept(tmp_path):
     first = made(tmp_path / "run")
-    (tmp_path / "run" / ".config.yaml.0.partial").touch()
+    (tmp_path / "run" / f".config.yaml.{'0' * 16}.partial").touch()
     assert made(tmp_path / "run") != first
     assert files(tmp_path) == ["run/.lock", f"run/{schema.RUN}"]
 
@@ -144,10 +144,23 @@ def test_a_run_is_resumed_in_its_own_directory_or_a_new_one_and_in_no_other(tmp_
 
 
 def test_unfinished_files_of_a_killed_attempt_are_removed(tmp_path):
-    first = made(tmp_path, "checkpoints/.last.ckpt.17.partial", schema.CHECKPOINT)
+    ours = [f"checkpoints/.last.ckpt.{'1f' * 8}.partial", "checkpoints/.previous.ckpt.partial"]
+    ours += ["checkpoints/.weight.a1_z.partial", f"metrics/attempt_0/.metrics.csv.{'2e' * 8}.partial"]
+    ours += [f".summary.json.{'3d' * 8}.partial"]
+    mine = [f".notes.{'4c' * 8}.partial", "checkpoints/.draft.partial", "thesis/.chapter.partial"]
+    mine += [f"thesis/.chapter.{'5b' * 8}.partial", ".summary.json.partial"]
+    first = made(tmp_path, *ours, *mine, schema.CHECKPOINT)
     with RunDirectory(tmp_path) as directory:
         directory.begin(first)
-    assert files(tmp_path) == [".lock", schema.CHECKPOINT, schema.RUN]
+    assert files(tmp_path) == sorted([".lock", schema.CHECKPOINT, schema.RUN, *mine])
+
+
+def test_a_link_in_place_of_the_lock_makes_no_file(tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / ".lock").symlink_to(tmp_path / "made")
+    assert "cannot write to" in refused(root)
+    assert not (tmp_path / "made").exists()
 
 
 def sweep(folder):

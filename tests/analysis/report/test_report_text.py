@@ -4,12 +4,14 @@ import io
 import sys
 from html import escape
 
+import pytest
 from rich.console import Console
-from synthetic import write_sweep
+from synthetic import edit_plan, write_sweep
 
 from analysis.report.build import build
 from analysis.report.verify import verify
 from analysis.sweep.progress import Progress
+from lit_klrb.errors import ConfigurationError
 
 HOSTILE = ["<script>alert(1)</script>&\"'", r"$\frac{$", "[/i]", "{x} 100% {{ 7 * 7 }}"]
 
@@ -21,6 +23,34 @@ def test_a_report_of_hostile_labels(tmp_path):
     shown = page.replace("&#34;", '"').replace("&#39;", "'")
     assert all(escape(label, quote=False) in shown for label in HOSTILE)
     assert verify(path).differences == []
+
+
+def test_control_and_bidirectional_characters_of_a_plan_are_escapes(tmp_path, undrawn):
+    odd = "a\x1b[31m\u202etfel\u2066\x85b\u2028c"
+    runs = write_sweep(tmp_path, replicates=2, betas={0: 0.1})
+
+    def rename(document):
+        for plan in (document["content"]["plan"], document["history"][-1]["plan"]):
+            plan.update(name=odd, setting=f"On {odd}.")
+
+    edit_plan(runs, rename)
+    page = build(runs).read_text("utf-8")
+    assert not [letter for letter in page if not (letter.isprintable() or letter in "\n\t")]
+    assert "a\\x1b[31m\\u202etfel\\u2066\\x85b\\u2028c" in page
+    assert verify(runs).differences == []
+
+
+def test_numbers_of_another_program_are_not_replaced(tmp_path):
+    runs = write_sweep(tmp_path / "runs", replicates=2, betas={0: 0.1})
+    (tmp_path / "mine").mkdir()
+    for mine in ('{"accuracy": 0.9}', "[1]", '{"schema": 2}', "not JSON"):
+        (tmp_path / "mine" / "results.json").write_text(mine)
+        with pytest.raises(ConfigurationError, match=r"results\.json holds something else"):
+            build(runs, tmp_path / "mine" / "page.html")
+        assert (tmp_path / "mine" / "results.json").read_text() == mine
+        assert not (tmp_path / "mine" / "page.html").exists()
+    build(runs, tmp_path / "page.html")
+    build(runs, tmp_path / "page.html")
 
 
 def test_a_result_directory_is_not_run(tmp_path, monkeypatch, undrawn):
