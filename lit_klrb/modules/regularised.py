@@ -83,7 +83,7 @@ class Evaluation(NamedTuple):
 def _is_evaluation(found: Any, rows: int) -> bool:
     """Whether what a cache holds are completions with their token statistics; may raise anything if not."""
     rollout, stats = Rollout(*found[0]), TokenStats(*found[1])
-    of_tokens = [stats.logprobs, stats.ref_logprobs, stats.kl, *(f for f in stats if f is not None)]
+    of_tokens = [field for field in stats if field is not None]
     whole = rollout.tokens.shape == rollout.attention_mask.shape and len(rollout.tokens) == rows
     fields = [rollout.mask, *([] if rollout.logprobs is None else [rollout.logprobs]), *of_tokens]
     return whole and {field.shape for field in fields} == {rollout.completions.shape}
