@@ -83,10 +83,9 @@ class Evaluation(NamedTuple):
 def _is_evaluation(found: Any, rows: int) -> bool:
     """Whether what a cache holds are completions with their token statistics; may raise anything if not."""
     rollout, stats = Rollout(*found[0]), TokenStats(*found[1])
-    of_tokens = [field for field in stats if field is not None]
+    of_tokens = [field for field in (rollout.mask, rollout.logprobs, *stats) if field is not None]
     whole = rollout.tokens.shape == rollout.attention_mask.shape and len(rollout.tokens) == rows
-    fields = [rollout.mask, *([] if rollout.logprobs is None else [rollout.logprobs]), *of_tokens]
-    return whole and {field.shape for field in fields} == {rollout.completions.shape}
+    return whole and stats.kl is not None and {f.shape for f in of_tokens} == {rollout.completions.shape}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
