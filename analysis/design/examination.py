@@ -22,6 +22,8 @@ from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
 CHECK = "check"
+# The setting of a reference that follows the policy
+MOVES = "model.reference_update"
 
 
 def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
@@ -56,8 +58,19 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
         if ignored := [key for key in overrides if key.startswith(unread)]:
             problem = f"{arms[label]['module']} uses no KL estimator, so it ignores {', '.join(ignored)}"
             raise ConfigurationError(problem, key=f"grid.arms.{label}")
+    _refuse_moving(plan, arms)
     control = arms[plan.primary.control]["evaluation"]
     return {label: _arm(answer, control) for label, answer in arms.items()}
+
+
+def _refuse_moving(plan: Plan, arms: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse J of arms whose references follow each its own policy, unless that is what an arm changes."""
+    moving = [label for label, answer in arms.items() if answer.get("moves_reference")]
+    keys = {key for overrides in plan.grid.arms.values() for key in overrides}
+    if moving and plan.primary.outcome == "objective" and MOVES not in keys:
+        problem = "every run is trained with a KL to a reference of its own, so J = reward − β·KL is no run's"
+        remedy = "set it in an arm, if it is what you compare, or leave it out"
+        raise ConfigurationError(f"{MOVES}: {problem} objective: {remedy}", key=f"grid.arms.{moving[0]}")
 
 
 def _refuse(plan: Plan, errors: Mapping[tuple[str, str], str]) -> None:

@@ -137,6 +137,7 @@ class CheckCLI(LitCLI):
             "steps": self.config["fit"].trainer.max_steps,
             "processes": self.trainer.num_devices * self.trainer.num_nodes,
             "unread": self.unread,
+            "moves_reference": getattr(self.model, "reference_update", None) is not None,
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
@@ -202,6 +203,7 @@ def check(argv: Sequence[str], planned_models: dict[Path, PlannedModel] | None =
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
         "dtypes": one line or None, "prompts": {key: value}, "rows": numbers and the first row or None,
         "steps": number, "processes": number, "unread": [key that the module does not read],
+        "moves_reference": whether it follows the policy,
         "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}, "monitors": [metric]}.
     """

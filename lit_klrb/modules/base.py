@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 # What every batch contains: token ids and the mask of those that are not padding.
 REQUIRED = {"tokens", "attention_mask"}
-REFERENCE_PREFIX = "reference."
+# Frozen models, which checkpoints omit.
+REFERENCE_PREFIXES = "reference.", "first_reference."
 # What `build_models` makes of the classes below.
 BUILT = ("policy", "classifier", "tokenizer", "reference", "pair", "split")
 PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
@@ -263,14 +264,14 @@ class TrainedModule(L.LightningModule, ABC):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The trained weights, without the frozen reference."""
         state = super().state_dict(*args, **kwargs)
-        return {key: value for key, value in state.items() if not key.startswith(REFERENCE_PREFIX)}
+        return {key: value for key, value in state.items() if not key.startswith(REFERENCE_PREFIXES)}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """The inverse of `state_dict`: the reference keeps its weights, all other keys must match."""
         # Inserting the reference's current weights, which checkpoints omit, keeps loading strict
-        reference = {k: v for k, v in super().state_dict().items() if k.startswith(REFERENCE_PREFIX)}
+        reference = {k: v for k, v in super().state_dict().items() if k.startswith(REFERENCE_PREFIXES)}
         return super().load_state_dict({**state_dict, **reference}, strict=strict, assign=assign)
 
     def configure_optimizers(self) -> Any:

@@ -23,7 +23,8 @@ from lit_klrb.models import loading
 from lit_klrb.models.dtypes import computing_dtype
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import of_first
-from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.modules.moving_reference import MovingReferenceModule
+from lit_klrb.modules.regularised import Evaluation
 from lit_klrb.rewards import TrainingReward
 from lit_klrb.rollouts.step import Experience, Scored, begin, handed_over, policy_loss, reward_to_come, weigh
 from lit_klrb.run.lightning_internals import trainer_of
@@ -33,7 +34,7 @@ EXPERIENCE_KEY = "experience"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class OnPolicyModule(RegularisedModule, ABC):
+class OnPolicyModule(MovingReferenceModule, ABC):
     """Trains the policy with RLOO on completions that it samples itself.
 
     Each rollout is used for inner_epochs · mini_batches optimizer steps. Everything that couples sequences

@@ -53,12 +53,14 @@ class Evaluation(NamedTuple):
         stats: Their token statistics under policy and reference, shape [P·K, T].
         rewards: Their rewards, shape [P·K].
         completions_per_prompt: K.
+        current: Their statistics under a reference that has followed the policy; `stats` are under the first.
     """
 
     rollout: Rollout
     stats: TokenStats
     rewards: Tensor
     completions_per_prompt: int
+    current: TokenStats | None = None
 
     def summary(self) -> dict[str, Tensor]:
         """Reward, Rao-Blackwell estimate of the KL (nats) and length (tokens) of each completion, [P, K].
@@ -68,6 +70,8 @@ class Evaluation(NamedTuple):
         mask = self.rollout.mask
         estimator = RaoBlackwellTopK() if self.stats.kl is None else RaoBlackwell()
         columns = {"reward": self.rewards, "kl": estimator.value(self.stats, mask), "length": mask.sum(1)}
+        if self.current is not None:
+            columns["kl_current"] = RaoBlackwell().value(self.current, mask)
         return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
 
     def everyones(self, prompts: int) -> "Evaluation":
@@ -77,7 +81,9 @@ class Evaluation(NamedTuple):
         def every(field: Tensor) -> Tensor:
             return gather_rows(field[: prompts * count])
 
-        return Evaluation(self.rollout.map(every), self.stats.map(every), every(self.rewards), count)
+        current = None if self.current is None else self.current.map(every)
+        stats, rewards = self.stats.map(every), every(self.rewards)
+        return Evaluation(self.rollout.map(every), stats, rewards, count, current)
 
 
 def _is_evaluation(found: Any, rows: int) -> bool:
@@ -137,8 +143,9 @@ class RegularisedModule(PolicyModule, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reference: PreTrainedModel
-        # Policy and reference, once they are loaded
+        # Policy and reference, once they are loaded, and with the reference of the start if that moves
         self.pair: Pair
+        self.first_pair: Pair | None = None
         self.reward: Reward
         if self.reward_path is not None:
             reward_parts(self.reward_path, self.reward_label)
@@ -255,7 +262,7 @@ class RegularisedModule(PolicyModule, ABC):
     @torch.no_grad()
     def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
-        pair, sampling = self.pair, self.evaluation_sampling
+        pair, sampling = self.evaluated_pair, self.evaluation_sampling
         count = sampling.completions_per_prompt
         part, prompts = share(len(batch["tokens"]))
         own = {name: rows[part] for name, rows in batch.items()}
@@ -278,7 +285,13 @@ class RegularisedModule(PolicyModule, ABC):
         rollout, stats = Rollout(*sampled), TokenStats(*scored)
         self._own_context = "teacher_tokens" in batch
         rewards = pair.rewards(self.reward, rollout, own)
-        return Evaluation(rollout, stats, rewards, count).everyones(prompts)
+        current = None if pair is self.pair else self.pair.score(rollout, own)[1]
+        return Evaluation(rollout, stats, rewards, count, current).everyones(prompts)
+
+    @property
+    def evaluated_pair(self) -> Pair:
+        """The pair whose KL the common evaluation estimates: the reference is that of the start."""
+        return self.first_pair or self.pair
 
     @cached_property
     def _start(self) -> dict[str, Any] | None:
@@ -286,7 +299,8 @@ class RegularisedModule(PolicyModule, ABC):
 
         None where nothing is kept: code other than transformers' can change, and the last digits of a GPU do.
         """
-        pair, models = self.pair, (self.pair.policy, self.pair.reference)
+        pair = self.evaluated_pair
+        models = pair.policy, pair.reference
         known = all(type(model).__module__.startswith("transformers.models.") for model in models)
         if not known or pair.teacher is not None or is_sharded(pair.policy) or self.device.type != "cpu":
             return None
@@ -326,7 +340,8 @@ class RegularisedModule(PolicyModule, ABC):
         if count > 1:
             reward, kl = f"{reward} ± {metrics['reward_se']:.3f}", f"{kl} ± {metrics['kl_se']:.4f}"
             prompts = f"± standard error, {prompts}"
+        moved = f", {metrics['kl_current']:.4f} to the current one" if self.first_pair else ""
         self.print(
             f"step {self.evaluated_step}: reward {reward}, KL(policy‖{other}{context}) {kl} nats per "
-            f"sequence ({prompts}{head}{kept})"
+            f"sequence{moved} ({prompts}{head}{kept})"
         )
