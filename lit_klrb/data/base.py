@@ -133,10 +133,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         if total is not None:
             why = f"{name}={size}" if size else f"the run's steps use {steps}"
             few = f"{len(rows)} of {total} rows are read for {split}, drawn at random"
-            log.warning(f"{source.name}: {few} ({why})")
+            self.say(f"{source.name}: {few} ({why})")
         elif len(rows) < size and source.name != GRAMMAR:
             has = f"the {split} split of {source.name} has {len(rows)} rows"
-            log.warning(f"{name} is {size}, but {has}: all are used")
+            self.say(f"{name} is {size}, but {has}: all are used")
         return rows
 
     @property
@@ -168,13 +168,19 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     def reader(self, key: str = "source") -> Reader:
         """Reads prompts and answers as the learner does."""
         tokenizer, ends = self.learner.tokenizer, end_tokens(self.learner.tokenizer, self.learner.trained)
-        return Reader(key, tokenizer, ends, self.system_prompt, self.chat_template_kwargs, self.say)
+        return Reader(
+            key, tokenizer, ends, self.system_prompt, self.chat_template_kwargs, self.say_of_template
+        )
 
     def say(self, line: str) -> None:
-        """Say what a chat template does, once for all splits."""
+        """Say something once."""
         if line not in self._said:
             self._said.add(line)
-            log.warning("%s: %s", self.source, line)
+            log.warning(line)
+
+    def say_of_template(self, line: str) -> None:
+        """Say what the chat template does unasked."""
+        self.say(f"{self.source}: {line}")
 
     def preview(self, learner: Learner) -> dict[str, Any]:
         """What the training data become, without a model: rows, what is left out and why, the first row.
@@ -226,7 +232,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         for split in SPLITS[stage]:
             if stage == "predict" and self.want == "prompts" and (given := given_prompts(self.origin)):
                 self.reviews[split] = given
-            elif split not in self.reviews:
+            else:
                 self.reviews[split] = self.load(split)
 
     def check_module(self, stage: str) -> None:

@@ -1,9 +1,11 @@
 """Conversations: lists of messages, and the texts that a tokenizer's chat template makes of them."""
 
+import ast
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle
 from typing import Any, Self
@@ -26,6 +28,8 @@ SPEAKERS = {
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "function_call", "tool_call"), ASSISTANT),
     **dict.fromkeys(("function", "observation", "ipython", "function_response", "tool_response"), "tool"),
 }
+# Messages that a table in text has as JSON, or as Python prints them
+LISTED = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]""")
 # What marks an answer, or a row, as not to be trained on, by the entry that says so
 MARKS = dict.fromkeys(("weight", "train", "trainable", "training", "loss", "loss_mask"), False)
 MARKS["masked"] = True
@@ -136,6 +140,21 @@ def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, An
     if unread := sorted(settings.keys() - (read - ours)):
         named = ", ".join(sorted(read - ours - _FUNCTIONS)) or "none"
         raise ConfigurationError(f"the chat template has no setting {unread[0]}; it has: {named}", key=key)
+
+
+def listed(text: str) -> Any:
+    """The list of messages that a text is, as JSON or as Python prints it; None for other texts.
+
+    Example:
+        >>> listed("[{'role': 'user', 'content': 'Is 7 even?'}]"), listed("[1]")
+        ([{'role': 'user', 'content': 'Is 7 even?'}], None)
+    """
+    if not LISTED.match(text):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError):
+            return read(text)
+    raise LeftOutError("a list of messages that is written as text, but neither as JSON nor as Python does")
 
 
 def messages_of(value: Any) -> list[Message]:

@@ -14,7 +14,7 @@ Form = tuple[str, ...]
 Columns = Mapping[str, str | None]
 
 TEXT, PROMPT, MESSAGES, COMPLETION = "text", "prompt", "messages", "completion"
-CHOSEN, REJECTED, LABEL, TOOLS = "chosen", "rejected", "label", "tools"
+CHOSEN, REJECTED, LABEL = "chosen", "rejected", "label"
 # The column with what the teacher, or the reference, reads instead of the prompt.
 TEACHER_PROMPT = "teacher_prompt"
 # Names of conversations, and of a system message before what other columns have
@@ -39,7 +39,7 @@ WANTED: dict[Want, tuple[str, Form]] = {
     "prompts": ("prompt, messages or text", (PROMPT,)),
     "preferences": ("chosen and rejected", PAIR),
     "pairs": ("chosen and rejected", PAIR),
-    "labels": (TEXT, PLAIN),
+    "labels": (TEXT, (TEXT, LABEL)),
 }
 # Columns that change what a prompt means, and that nothing reads; others of a prompt's row reach rewards
 UNHEARD = (*BESIDE, "history", "documents", "image", "images", "audio", "video", "videos")
@@ -50,6 +50,7 @@ LIKE = {
     COMPLETION: ("solution", "response", "answer", "output", "answers", "target", "assistant", "summary"),
     TEXT: ("chat", "dialogue", "content", "sentence", "review", "document", "body", "article"),
     CHOSEN: ("chosen_response", "response_chosen", "preferred", "accepted", "winner"),
+    LABEL: ("labels", "sentiment", "class", "target"),
     REJECTED: ("rejected_response", "response_rejected", "dispreferred", "loser"),
 }
 
@@ -83,13 +84,14 @@ def lacking(row: RawRow, want: Want) -> str:
         "its columns: problem, solution; add --data.columns '{prompt: problem, completion: solution}'"
     """
     wanted, targets = WANTED[want]
-    if want == "texts":
+    targets = tuple(target for target in targets if target not in row)
+    if want in ("texts", "prompts"):
         talk = next((row[name] for name in LIKE[MESSAGES] if name in row), None)
-        targets = targets[1:] if row.keys() & {PROMPT, *ANSWERED} else targets
+        targets = (COMPLETION,) if row.keys() & {*ANSWERED} else targets
         if talk is not None or not any(name in row for target in targets for name in LIKE[target]):
             targets = (MESSAGES,) if isinstance(talk, list) else PLAIN
     names = {target: next((n for n in LIKE[target] if n in row), "COLUMN") for target in targets}
     added = ", ".join(f"{target}: {name}" for target, name in names.items())
-    others = ", or write both if another column has the choice" if targets == PAIR else ""
+    others = ", or write both if another column has the choice" if wanted == WANTED["pairs"][0] else ""
     columns = ", ".join(row) or "none"
     return f"no column {wanted}; its columns: {columns}; add --data.columns '{{{added}}}'{others}"

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import (
     ASSISTANT,
+    SYSTEM,
     USER,
     Conversation,
     LeftOutError,
@@ -155,32 +156,28 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] = ())
     Others, such as a `<think>` that was added to the vocabulary, are the user's own: they may be in messages,
     and rewards read them.
     """
-    return _control_tokens(tokenizer, f"{tokenizer.chat_template}", tuple(ends), len(tokenizer))
-
-
-@lru_cache(maxsize=64)
-def _control_tokens(
-    tokenizer: PreTrainedTokenizerBase, template: str, ends: Sequence[int], size: int
-) -> tuple[str, ...]:
-    written = template
-    for roles in ((USER,), (USER, ASSISTANT), (USER, ASSISTANT, USER), ("system", USER, ASSISTANT)):
+    known = str(tokenizer.chat_template)
+    for roles in ((USER,), (USER, ASSISTANT), (USER, ASSISTANT, USER), (SYSTEM, USER, ASSISTANT)):
         chat = Conversation(tuple({"role": role, "content": "a"} for role in roles), "")
-        for prompt in (False, True):
+        for asks in (False, True):
             with suppress(LeftOutError, ConfigurationError):
-                written += chat.rendered("", tokenizer, add_generation_prompt=prompt)
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+                known += chat.rendered("", tokenizer, add_generation_prompt=asks)
     named = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
     named |= {str(tokenizer.convert_ids_to_tokens(index)) for index in ends}
-    every = dict.fromkeys([*added, *tokenizer.all_special_tokens])
-    return tuple(token for token in every if token in named or token in written)
+    return tuple(token for token in _special(tokenizer) if token in named or token in known)
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [*dict.fromkeys([*added, *tokenizer.all_special_tokens])]
 
 
 def decoded(
-    rows: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] = ()
+    rows: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, controls: Sequence[str]
 ) -> list[str]:
-    """Rows of token ids as texts without `control_tokens`; special tokens of the user's own stay."""
-    hidden = {tokenizer.convert_tokens_to_ids(token) for token in control_tokens(tokenizer, ends)}
-    skip = {*tokenizer.all_special_ids} <= hidden
+    """Rows of token ids as texts without control tokens; special tokens of the user's own stay."""
+    hidden = {tokenizer.convert_tokens_to_ids(token) for token in controls}
+    skip = {*_special(tokenizer)} <= {*controls}
     shown = [row if skip else [index for index in row if index not in hidden] for row in rows]
     return list(tokenizer.batch_decode(shown, skip_special_tokens=skip))
 
@@ -286,10 +283,11 @@ class Reader:
     ) -> Encoded:
         """A prompt with its answer as a classifier reads both, of a conversation without the end."""
         not_empty(answer)
-        are_texts = isinstance(prompt, str) and (not prompt or self.are_texts(prompt, answer, system=system))
-        if isinstance(prompt, str) and isinstance(answer, str) and are_texts:
+        are_texts = isinstance(prompt, str) and isinstance(answer, str)
+        if isinstance(prompt, str) and isinstance(answer, str):
             text = self._plain(prompt + answer, "pairs")
-        else:
+            are_texts = not prompt or self.are_texts(prompt, answer, system=system)
+        if not are_texts:
             text = self._joined(prompt, answer, system)[0].text(self.key, self.tokenizer)
         ids = classifier_ids(text, self.tokenizer, special_tokens=are_texts, max_tokens=max_tokens)
         return Encoded(ids, [True] * len(ids))

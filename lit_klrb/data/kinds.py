@@ -20,6 +20,7 @@ from lit_klrb.data.chat import (
     is_left_alone,
     is_unicode,
     kind_of,
+    listed,
     shown,
     without_none,
 )
@@ -38,7 +39,6 @@ from lit_klrb.data.columns import (
     SYSTEMS,
     TALKS,
     TEXT,
-    TOOLS,
     UNHEARD,
     Columns,
     Form,
@@ -46,12 +46,13 @@ from lit_klrb.data.columns import (
     lacking,
     renamed,
 )
-from lit_klrb.data.rows import RawRow, listed
+from lit_klrb.data.rows import RawRow
 
 # What stands between a question, what it is about, and its answer, if they are texts
 JOINT = "\n\n"
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
+TEXT_LABELS |= {"negative": 0, "positive": 1, "neg": 0, "pos": 1}
 LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 
 Content = str | Conversation
@@ -202,10 +203,10 @@ class _Reading:
         if not self.first(name):
             raise LeftOutError("empty")
         if isinstance(value, (list, Mapping)) or name in CHATS:
-            self.used.add(TOOLS)
+            self.used.add("tools")
             if name in CHATS[1:]:
                 self.note(f"{name} {'are' if name.endswith('s') else 'is'} messages")
-            chat = Conversation.read(self.place, value, without_none(self.row.get(TOOLS)))
+            chat = Conversation.read(self.place, value, without_none(self.row.get("tools")))
             if any(message.get("weight") not in (None, 0, 1) for message in chat.messages):
                 self.note("weights of messages other than 0 count as 1")
             return chat

@@ -181,7 +181,7 @@ class Prompts(CorpusDataModule, ABC):
             template=self.chat_template_kwargs,
             teacher_template=self.teacher_chat_template_kwargs,
             ends=end_tokens(learner.tokenizer, learner.trained),
-            say=self.say,
+            say=self.say_of_template,
         )
         new = getattr(learner, "max_new_tokens", 1)
         own = context_length(learner.trained)

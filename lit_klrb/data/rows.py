@@ -4,7 +4,6 @@ Strings of JSON and cells of tables in text are read as they stand: "2020-01-01"
 with types stay as they are stored, and rows are taken from them one by one, as there may be millions.
 """
 
-import ast
 import csv
 import gzip
 import json
@@ -14,7 +13,6 @@ import sys
 from bisect import bisect_right
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import date, datetime
 from itertools import accumulate, chain
 from pathlib import Path
@@ -28,8 +26,6 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt")
 ALLOWED = f"allowed: grammar, a hub id, a folder, or a file ({', '.join(SUFFIXES)}, each also .gz)"
 # Between the cells of tables in text
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-# Messages that a table in text has as JSON, or as Python prints them
-LISTED = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]""")
 log = logging.getLogger(__name__)
 
 
@@ -235,21 +231,6 @@ def _cells(file: Path) -> list[RawRow]:
         if lines > len(rows):
             log.warning(f"{file}: {lines} lines are {len(rows)} rows, as quotes join lines")
     return rows
-
-
-def listed(text: str) -> Any:
-    """The list of messages that a text is, as JSON or as Python prints it; None for other texts.
-
-    Example:
-        >>> listed("[{'role': 'user', 'content': 'Is 7 even?'}]"), listed("[1]")
-        ([{'role': 'user', 'content': 'Is 7 even?'}], None)
-    """
-    if not LISTED.match(text):
-        return None
-    for read in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError, MemoryError):
-            return read(text)
-    return [text]  # which is no message
 
 
 def _opened(file: Path, **settings: Any) -> TextIO:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.columns import PROMPT
-from lit_klrb.data.encode import decoded, end_tokens
+from lit_klrb.data.encode import control_tokens, decoded, end_tokens
 from lit_klrb.data.lengths import check_context_length
 from lit_klrb.engine.generation import Sampling, generate_completions, sampling_settings
 from lit_klrb.engine.served import ServedTeacher
@@ -120,6 +121,11 @@ class Pair:
         """The tokens that end a completion: the policy's."""
         return self.first.ends
 
+    @cached_property
+    def controls(self) -> tuple[str, ...]:
+        """The control tokens, which rewards do not read."""
+        return control_tokens(self.tokenizer, self.ends)
+
     @property
     def rows(self) -> int | None:
         """The number of rows that both heads have; None if those are all."""
@@ -207,7 +213,7 @@ class Pair:
         """Each sequence as a text, prompt and completion."""
         # Replace tokens after the end, which need not be padding tokens
         tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
-        return decoded(tokens[:, part].tolist(), self.tokenizer, self.ends)
+        return decoded(tokens[:, part].tolist(), self.tokenizer, self.controls)
 
     def columns(self, rollout: Rollout, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """What functions of completions read: prompts and completions, and the columns of the data.

@@ -221,6 +221,69 @@ def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, text, prob
         load_rows(str(tmp_path / "rows.jsonl"))
 
 
+def table_of(tmp_path, name, text, encoding="utf-8"):
+    """What a table in text has."""
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    return open_splits("source", str(tmp_path / name))["train"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
+def test_a_line_with_more_cells_than_the_header_is_refused_with_its_number(tmp_path, name):
+    """pandas#15203: one comma more shifted all columns, or ended up in an index."""
+    sep = "," if name.endswith("csv") else "\t"
+    lines = [("prompt", "completion"), ("Is 3 even?", " No"), ("Tell me", " is 3 even?", " No"), ("a", "b")]
+    with pytest.raises(ConfigurationError, match="line 3: 3 cells, but the header has 2; a cell with "):
+        table_of(tmp_path, name, "\n".join(map(sep.join, lines)))
+    lines[2] = ("Tell me", "No", "", "")
+    table = table_of(tmp_path, name, "\n".join(map(sep.join, [*lines, ("alone",)])))
+    assert [[*row.values()] for row in table[1:]] == [["Tell me", "No"], ["a", "b"], ["alone", None]]
+
+
+def test_a_quote_without_an_end_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="line 3: unexpected end of data"):
+        table_of(tmp_path, "rows.csv", 'prompt,completion\n"Is 3,No\nIs 4,Yes\n')
+
+
+@pytest.mark.parametrize(("sep", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_another_separator_is_said(tmp_path, caplog, sep, name):
+    text = f"prompt{sep}completion\nIs 3, say?{sep}No\n"
+    assert table_of(tmp_path, "rows.csv", text) == [{"prompt": "Is 3, say?", "completion": "No"}]
+    assert f"rows.csv: cells are separated by {name}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"), [("rows.csv", "latin1"), ("rows.jsonl", "utf-16"), ("rows.txt", "latin1")]
+)
+def test_an_encoding_other_than_utf_8_is_named_with_the_command_that_converts_it(tmp_path, name, encoding):
+    with pytest.raises(ConfigurationError) as refused:
+        table_of(tmp_path, name, 'text\n"é"\n', encoding)
+    new = f"new{name.removeprefix('rows')}"
+    line = f"it is not encoded in UTF-8; if it is {encoding}: iconv -f {encoding} -t utf-8 {name} > {new}"
+    assert str(refused.value) == f"source: {tmp_path / name} cannot be read: {line}"
+
+
+def test_of_a_large_table_rows_are_read_as_they_are_drawn(tmp_path, monkeypatch):
+    """And each is that of its place, over the shards, also of the last one."""
+    for number in range(2):
+        numbers = range(500 * number, 500 * number + 500)
+        rows = datasets.Dataset.from_list([{"text": f"Good {n}."} for n in numbers])
+        rows.to_parquet(tmp_path / f"train-0000{number}-of-00002.parquet", batch_size=150)
+    table, parsed = open_splits("source", str(tmp_path))["train"], []
+    assert [table[n]["text"] for n in (0, 499, 500, 999)] == [f"Good {n}." for n in (0, 499, 500, 999)]
+    assert [row["text"] for row in table] == [f"Good {n}." for n in range(1000)]
+    original = corpora.parse_row
+    monkeypatch.setattr(corpora, "parse_row", lambda *args: parsed.append(1) or original(*args))
+    corpus = corpora.Corpus(Source(str(tmp_path)))
+    rows, total = corpus.draw("train", 20)
+    assert (len(rows), total) == (20, 1000)
+    assert len(parsed) < 200
+    numbers = [int(row.text[5:-1]) for row in rows]
+    assert min(numbers) < 300 < 700 < max(numbers), "not the top of the file"
+    assert all(f"row {number + 1}" in row.place for number, row in zip(numbers, rows, strict=True))
+    every = [row.text for split in ("train", "validation", "test") for row in corpus.draw(split, 0).rows]
+    assert sorted(every) == sorted(row["text"] for row in table)
+
+
 @pytest.mark.parametrize(("suffix", "sep"), [("csv", ","), ("tsv", "\t")])
 def test_cells_of_tables_in_text_are_texts(tmp_path, suffix, sep):
     names = ("prompt", "completion", "other", "empty")

@@ -237,8 +237,7 @@ def test_texts_without_a_label_are_counted(tmp_path, caplog):
         ([*PAIRS[:2]], "data: LabelledReviewDataModule provides labelled reviews, but PairwiseRewardModule"),
         (
             [*PAIRS, "--data.source", "{texts}"],
-            "data.init_args.source: {texts}: 60 of 60 train rows cannot be read: "
-            "60 no column chosen and rejected",
+            "data.init_args.source: {texts}: 60 of 60 train rows cannot be read: 60 no column chosen",
         ),
         (
             [*PAIRS, "--model.classifier_config", "null", "--model.classifier_path", "{three}"],
