@@ -2,6 +2,7 @@ import asyncio
 import math
 import sys
 from types import ModuleType
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from written import save
 from lit_klrb import rewards
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, NoAnswerError
 from lit_klrb.models import loading
-from lit_klrb.reward_functions import FunctionReward, LateColumns, TrainerState
+from lit_klrb.reward_functions import FunctionReward, LateColumns, TrainerState, is_unavailable
 from lit_klrb.rewards import ClassifierReward, GrammarReward, TrainingReward, load_reward
 
 
@@ -317,3 +318,53 @@ def test_a_classifier_that_gives_no_number_ends_with_the_text():
     model.score.weight.data.fill_(math.nan)
     with pytest.raises(ConfigurationError, match="reward_path: it gave nan for the text"):
         ClassifierReward("it", model, tokenizer)(TEXTS)
+
+
+class ReadTimeout(Exception):
+    """As libraries name theirs, which are no builtin ones."""
+
+
+@pytest.mark.parametrize("error", [TimeoutError("slow"), ConnectionResetError("lost"), ReadTimeout("slow")])
+def test_a_reward_without_an_answer_is_called_again_with_patience(monkeypatch, caplog, error):
+    """ms-swift#8123: a judge that timed out once ended the run."""
+    waits, fails = [], iter([True, True, False, True, True, True])
+    monkeypatch.setattr(rewards.time, "sleep", waits.append)
+
+    def judge(texts):
+        if next(fails):
+            raise error
+        return [1.0] * len(texts)
+
+    reward = TrainingReward(
+        own_rewards(monkeypatch, judge=judge), lambda: (TrainerState(0, 9), True), retries=2
+    )
+    assert reward(JOINED, COLUMNS).tolist() == [1, 1]
+    assert waits == [5, 10]
+    assert reward.metrics() == {"reward_retries": 2}
+    assert caplog.messages == [
+        f"reward_path: {type(error).__name__}: {error}; tried again in {n} s" for n in waits
+    ]
+    with pytest.raises(
+        NoAnswerError, match=rf"^reward_path: {type(error).__name__}: {error}, after 2 retries"
+    ):
+        reward(JOINED, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("score"), ValueError("no number"), HTTPError("u", 404, "", {}, None)]
+)
+def test_a_reward_with_a_mistake_is_not_called_again(monkeypatch, error):
+    calls = []
+
+    def mistaken(texts):
+        calls.append(1)
+        raise error
+
+    reward = TrainingReward(
+        own_rewards(monkeypatch, mistaken=mistaken), lambda: (TrainerState(0, 9), True), 5
+    )
+    with pytest.raises(type(error)):
+        reward(JOINED, COLUMNS)
+    assert len(calls) == 1
+    assert is_unavailable(HTTPError("u", 503, "", {}, None))
+    assert is_unavailable(HTTPError("u", 429, "", {}, None))

@@ -1,6 +1,7 @@
 """Full disks, concurrent runs, failed starts and custom loggers: no data of a run are lost."""
 
 import errno
+import importlib
 import os
 import shlex
 import sys
@@ -31,6 +32,42 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(chain, tmp_p
     assert said == f"error: No space left on device, in the run of {run}; earlier files are whole"
     assert main(shlex.split(command)[3:]) == 0
     assert not [*differences(weights_of(run), weights_of(chain.root / "rloo"))]
+
+
+JUDGE = """
+calls, errors = [], []
+
+def judge(texts):
+    calls.append(1)
+    if len(calls) == 5 and errors:
+        raise errors.pop()
+    return [float(len(text)) for text in texts]
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (TimeoutError("judge took too long"), 69, "TimeoutError: judge took too long, after 0 retries; "),
+        (ValueError("no number in it"), 1, "ValueError: no number in it ("),
+    ],
+)
+def test_a_reward_that_fails_once_leaves_the_command_that_resumes(
+    chain, tmp_path, monkeypatch, capsys, error, code, line
+):
+    """ms-swift#8123, hydra#1462: code 2 and no hint, which blocks an arm of a sweep."""
+    name = f"judge_{code}"
+    (tmp_path / f"{name}.py").write_text(JUDGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(name).errors.append(error)
+    reward = ["--model.reward_path", f"{name}:judge", "--model.reward_retries", "0"]
+    run = tmp_path / "run"
+    assert chain.run("fit", "rloo", *reward, "--checkpoint.every_n_train_steps", "1", run=run) == code
+    said, _, command = capsys.readouterr().err.strip().splitlines()[-1].partition("to resume: ")
+    assert said.startswith(f"error: model.init_args.reward_path: {line}")
+    assert main(shlex.split(command)[3:]) == 0
+    assert chain.run("fit", "rloo", *reward, run=tmp_path / "whole") == 0
+    assert not [*differences(weights_of(run), weights_of(tmp_path / "whole"))]
 
 
 @pytest.mark.parametrize(

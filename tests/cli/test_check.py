@@ -263,3 +263,25 @@ def test_folders_are_asked_without_their_weights(chain, tmp_path, monkeypatch, c
     assert main(["check", *argv[1:]]) == 0
     assert main(["check", *argv[1:], "--model.policy_layers", "[1]"]) == 2
     assert "policy_layers: 1 is not a layer: they are 0 to 0" in capsys.readouterr().err
+
+
+def test_a_reward_is_called_on_two_prompts(chain, tmp_path, capsys):
+    """In the same words as fit, before anything is spent."""
+    rows = [{"prompt": f"It was {n}", "sign": 1} for n in range(60)]
+    source = ["--data.source", write_rows(tmp_path / "rows.jsonl", rows)]
+    reward = ["--model.reward_path", "cli_rewards:signed_length"]
+    argv = chain.commands.argv("fit", "rloo", *reward, *source, run=tmp_path / "run")
+    assert main(["check", *argv[1:]]) == 0
+    for row in rows:
+        del row["sign"]
+    source = ["--data.source", write_rows(tmp_path / "without.jsonl", rows)]
+    argv = chain.commands.argv("fit", "rloo", *reward, *source, run=tmp_path / "run")
+    lines = []
+    for command in (["check"], ["fit"]):
+        capsys.readouterr()
+        assert main([*command, *argv[1:]]) == 2
+        lines.append(capsys.readouterr().err.strip().splitlines()[-1])
+    assert lines[0] == lines[1]
+    assert lines[0].startswith(
+        "error: model.init_args.reward_path: cli_rewards:signed_length needs the column sign"
+    )
