@@ -9,39 +9,32 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from typing import Any
 
 import torch
 import yaml
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.cli.loss_roles import ROLES, BoundLoss
+from lit_klrb.cli.gradients import as_json, conclude, describe, explain_names, print_levels, size
+from lit_klrb.cli.loss_roles import ROLES, TEACHER_K, BoundLoss
 from lit_klrb.errors import ConfigurationError, error_line, printable, refusing
-from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, GradientIdentity, Level, certify
+from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
 from lit_klrb.reward_functions import import_member
-from lit_klrb.terminal import print_table
 
 CLAIMS = (*KNOWN, ZERO)
 # Claims that more than the gradient of that name fulfils: the other direction, of completions or of tokens.
 FULFILLED_BY = {"reverse": ("reverse", "reverse_own_token")}
-MEANING = {
-    "kl": "the gradient of KL(policy || reference)",
-    "kl_own_token": "the gradient of each token's KL(policy || reference) given its prefix; it omits the "
-    "effect of a token on later KLs",
-    "reverse": "the gradient of KL(reference || policy), the other direction",
-    "reverse_own_token": "the gradient of each token's KL(reference || policy) given its prefix: the other "
-    "direction, without the effect of a token on later KLs",
-    ZERO: "zero in expectation",
-}
 NORMALISATIONS = {
-    "batch": "divided by the number of tokens in the batch, which biases small batches and not large ones",
-    "length": "each completion's loss is divided by its own length: tokens of long completions count less, "
-    "and this is not the gradient above",
+    "batch": "divided by the number of tokens in the batch; the table is of large batches, without its bias",
+    "length": "each completion's loss is divided by its own length, which biases batches of any size",
 }
 EPILOG = f"""The function is imported, which runs its module, and called on all completions of six pairs of
-small models, alone and in pairs; the answer has a table of their sizes. Parameters are recognised by name,
-such as per_token_logps, ref_log_prob, student_logits, response_mask; --argument names the role of others:
+small models, alone and in pairs. Parameters are recognised by name, such as per_token_logps, ref_log_prob,
+student_logits, teacher_topk_ids, response_mask; --argument names the role of others:
 {", ".join(ROLES)}.
+kl_rewards and token_kl_rewards are minus the log ratio of the completion and of each token, for a loss whose
+rewards contain the KL; a teacher's top k are its {TEACHER_K} most likely tokens.
 It returns a scalar, a loss per completion or per token, or a tuple that starts with one of them.
 
 exit codes: 0, with --claims only if it has the claimed gradient; 1 if not, or if the function raises;
@@ -59,6 +52,7 @@ def parser() -> Arguments:
     add("--claims", choices=CLAIMS, help="the gradient that it must have; reverse is either form of it")
     add("--argument", action="append", default=[], metavar="NAME=ROLE", help="what a parameter is")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="the value of a parameter")
+    add("--json", action="store_true", help="print JSON, with the cosines with all known gradients")
     return command
 
 
@@ -122,7 +116,10 @@ def _certify(options: argparse.Namespace) -> int:
     except LossError as error:
         print(error_line(f"{options.function} failed: {error}"), file=sys.stderr)
         return 1
-    _print_page(loss, found, options.claims)
+    if options.json:
+        print(json.dumps(_as_json(loss, found, options.claims), indent=2))
+    else:
+        _print_page(loss, found, options.claims)
     return int(options.claims is not None and not has_gradient(found, options.claims))
 
 
@@ -132,7 +129,7 @@ def has_gradient(found: Certificate, claim: str) -> bool:
     return (
         verdict.name in FULFILLED_BY.get(claim, (claim,))
         and verdict.normalisation != "length"
-        and (claim == ZERO or (verdict.scale or 0) > 0)
+        and (claim == ZERO or verdict.scale > 0)
         and found.padding <= TOLERANCE
     )
 
@@ -145,71 +142,44 @@ def _pairs(key: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
+def _as_json(loss: BoundLoss, found: Certificate, claim: str | None) -> dict[str, Any]:
+    gradients = {key: as_json(getattr(found, key)) for key in ("on_policy", "off_policy", "alone")}
+    about = {"loss": loss.name, "roles": loss.roles, "returns": loss.returned}
+    held = {} if claim is None else {"claim": claim, "holds": has_gradient(found, claim)}
+    return about | found._asdict() | gradients | held
+
+
 def _print_page(loss: BoundLoss, found: Certificate, claim: str | None) -> None:
-    reads = (key if key == role else f"{key} ({role})" for key, role in loss.roles.items())
-    lines = [f"{loss.name} reads {', '.join(reads)} and returns {loss.returned}"]
-    lines += _gradient("gradient", found.on_policy)
-    if not found.depends:
-        lines.append("  the loss does not depend on the policy: is it detached?")
-    if found.alone is not None:
-        lines += _gradient("one completion alone", found.alone)
-    lines += _remarks(loss, found)
-    print(*map(printable, lines), "", sep="\n")
-    _print_levels("completions of the policy", found.on_policy)
-    if found.off_policy is not None:
-        print("", *_gradient("off-policy, with old log-probabilities", found.off_policy), sep="\n")
-        _print_levels("completions of another policy", found.off_policy)
+    print(f"gradient: {describe(found.on_policy)}", *explain_names(found.on_policy), sep="\n")
     if claim is not None:
-        holds = "has" if has_gradient(found, claim) else "does NOT have"
-        print(printable(f"\n{loss.name} {holds} the gradient that it claims: {claim}", keep="\n"))
+        print(f"the claimed one, {claim}: {'yes' if has_gradient(found, claim) else 'NO'}")
+    print(f"{conclude(found.on_policy)}\n")
+    print_levels(found.on_policy)
+    print()
+    if found.off_policy is not None:
+        print(f"with completions of another policy: {describe(found.off_policy)}")
+        print(f"  {conclude(found.off_policy)}")
+    for line in _remarks(loss, found):
+        print(printable(line))
 
 
-def _gradient(label: str, verdict: GradientIdentity) -> list[str]:
-    if verdict.name is None:
-        lines = [f"{label}: other, none of the known ones"]
-        if verdict.nearly is not None:
-            ways = [shown for i, shown in enumerate(map(_size, verdict.levels)) if i in verdict.agrees_at]
-            lines.append(f"  {verdict.nearly} only with {'; '.join(ways)}: is a part clamped or left out?")
-        return lines
-    name, _, condition = verdict.name.partition(" (")
-    meaning = MEANING[name] + (", on prefixes of the policy that generated" if condition else "")
-    lines = [f"{label}: {name}, {meaning}"]
-    if verdict.scale and abs(verdict.scale - 1) > TOLERANCE:
-        sign = " with the WRONG SIGN" if verdict.scale < 0 else ""
-        lines.append(f"  times {verdict.scale:.4g}{sign}")
-    if verdict.normalisation != "sum":
-        lines.append(f"  {NORMALISATIONS[verdict.normalisation]}")
-    return lines
-
-
-def _remarks(loss: BoundLoss, found: Certificate) -> Iterator[str]:
-    if found.alone_error is not None:
-        yield f"  batches of one completion fail ({found.alone_error}): batches of two were tried"
-    if not found.paired:
-        yield "  it takes no mask: single completions without padding were tried"
-    if found.over_batch:
-        yield "  completions of a batch are summed, not averaged: the scale grows with the batch"
-    if found.over_width:
-        yield "  divided by the number of positions, padding included: the scale changes with the padding"
-    if found.padding > TOLERANCE:
-        yield f"  what lies outside the mask CHANGES the gradient, by {found.padding:.2g} of its size"
-    elif found.paired:
-        yield "  what lies outside the mask does not change the gradient"
+def _remarks(loss: BoundLoss, found: Certificate) -> list[str]:
+    gradient = found.on_policy
+    clamped = [size(level) for i, level in enumerate(gradient.levels) if i not in gradient.agrees_at]
     zeros = [key for key, role in loss.roles.items() if role in ("rewards", "advantages", "token_advantages")]
-    if zeros:
-        yield f"  {' and '.join(zeros)} are 0: this is the part of the loss that is the KL's"
-
-
-def _size(level: Level) -> str:
-    return f"{level.tokens} tokens, {level.positions} positions, KL {level.kl:.3g}"
-
-
-def _print_levels(title: str, verdict: GradientIdentity) -> None:
-    print(f"{title}; the cosine of its expected gradient with each known one:")
-    rows = []
-    for level in verdict.levels:
-        cosines = (level.cosines[name] for name in KNOWN)
-        sizes = (str(level.tokens), str(level.positions), f"{level.kl:.3g}")
-        cells = ("-" if cosine is None else f"{cosine:.3f}" for cosine in cosines)
-        rows.append((*sizes, f"{level.norm_ratio:.3f}", f"{level.bias:.3f}", *cells))
-    print_table(("tokens", "positions", "KL", "norm / KL gradient", "bias", *KNOWN), rows)
+    reads = [key if key == role else f"{key} ({role})" for key, role in loss.roles.items()]
+    outside = found.padding > TOLERANCE
+    remarks = {
+        NORMALISATIONS.get(gradient.normalisation, ""): gradient.normalisation in NORMALISATIONS,
+        f"a part is clamped or left out with {'; '.join(clamped)}": gradient.unclamped,
+        "the loss does not depend on the policy: is it detached?": not found.depends,
+        f"in batches of one completion: {found.alone and describe(found.alone)}": found.alone,
+        f"batches of one completion fail ({found.alone_error}): batches of two were tried": found.alone_error,
+        "it takes no mask: single completions without padding were tried": not found.paired,
+        "completions of a batch are summed, not averaged: the scale grows with the batch": found.over_batch,
+        "divided by the number of positions, with padding: the scale changes with that": found.over_width,
+        f"what lies outside the mask CHANGES the gradient, by {found.padding:.2g} of its size": outside,
+        f"{' and '.join(zeros)} are 0: this is the part of the loss that is the KL's": zeros,
+        f"{loss.name} reads {', '.join(reads)} and returns {loss.returned}": True,
+    }
+    return [remark for remark, applies in remarks.items() if applies]

@@ -8,6 +8,7 @@ from typing import get_args
 
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
+from lit_klrb.cli.gradients import as_json, conclude, describe, explain_names, print_levels
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.estimators import (
@@ -18,7 +19,7 @@ from lit_klrb.estimators import (
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.enumerated_loss import TOP_K, measure
+from lit_klrb.estimators.certificate import TOP_K, certify_estimator
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.estimators.unbiased import Divergence
 from lit_klrb.reward_functions import import_member
@@ -107,22 +108,18 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     about = _describe(name, estimator)
     documentation = (type(estimator).__doc__ or "").strip()
     print(f"{name}: {documentation.splitlines()[0]}\n" if documentation else f"{name}\n")
+    certificate = certify_estimator(estimator)
+    print(f"in short: {conclude(certificate.gradient)}")
     for key, label in LABELS.items():
         if about[key] is not None:
             print(f"{label}: {about[key]}")
     for other in _divergences(estimator):
         print(f"{other.label} optimises {other.optimises}")
     print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
-    head = "" if estimator.topk is None else f" with k = {TOP_K} of 4 tokens"
-    print(
-        f"\nExpected value and gradient on an enumerated model{head}, compared with the exact KL and its"
-        " gradient:"
-    )
-    rows = []
-    for kl, mean, cosine, ratio in measure(estimator):
-        shown = "-" if cosine is None else f"{cosine:.3f}"
-        rows.append((f"{kl:.4g}", f"{mean:.4g}", shown, f"{ratio:.3f}"))
-    print_table(("KL", "mean value", "cosine of gradients", "ratio of norms"), rows)
+    head = "" if estimator.topk is None else f", k = {TOP_K}"
+    print(f"\nexpected gradient with six pairs of enumerated models{head}: {describe(certificate.gradient)}")
+    print(*explain_names(certificate.gradient), sep="\n")
+    print_levels(certificate.gradient, certificate.mean_values)
     if note := FITTED.get(type(estimator)):
         print(f"{note}; docs/variance.md measures it with many prompts.")
 
@@ -141,8 +138,9 @@ def main(argv: Sequence[str]) -> int:
     name = arguments.estimator
     estimator = None if name is None else find_estimator(name)
     if arguments.json and estimator is not None:
-        measured = [measurement._asdict() for measurement in measure(estimator)]
-        print(json.dumps({**_describe(name, estimator), "measured": measured}, indent=2))
+        certificate = certify_estimator(estimator)
+        found = {"mean_values": certificate.mean_values, "gradient": as_json(certificate.gradient)}
+        print(json.dumps(_describe(name, estimator) | found, indent=2))
     elif arguments.json:
         print(json.dumps(_overview(), indent=2))
     elif estimator is not None:

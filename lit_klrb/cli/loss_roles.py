@@ -19,6 +19,20 @@ def _zeros(inputs: LossInputs) -> Tensor:
     return inputs.logits.new_zeros(len(inputs.tokens))
 
 
+def _token_kl_rewards(inputs: LossInputs) -> Tensor:
+    """Minus the log ratio of each token under the policy that completions are from, 0 outside the mask."""
+    log_ratio = _of_tokens(inputs.old_logits, inputs.tokens) - _of_tokens(inputs.ref_logits, inputs.tokens)
+    return torch.where(inputs.mask, -log_ratio, 0).detach()
+
+
+# How many tokens of a teacher's head are given: all of some models, so that it shows what is left out
+TEACHER_K = 3
+
+
+def _teacher_head(inputs: LossInputs) -> torch.return_types.topk:
+    return inputs.ref_logits.log_softmax(-1).topk(TEACHER_K)
+
+
 # What a parameter can be. Rewards and advantages are 0, which leaves the part of the loss that is the KL's.
 ROLES: dict[str, Callable[[LossInputs], Tensor]] = {
     "logits": lambda inputs: inputs.logits,
@@ -35,6 +49,10 @@ ROLES: dict[str, Callable[[LossInputs], Tensor]] = {
     "rewards": _zeros,
     "advantages": _zeros,
     "token_advantages": lambda inputs: _zeros(inputs)[:, None].expand(inputs.tokens.shape),
+    "kl_rewards": lambda inputs: _token_kl_rewards(inputs).sum(-1),
+    "token_kl_rewards": _token_kl_rewards,
+    "topk_ids": lambda inputs: _teacher_head(inputs).indices,
+    "topk_logprobs": lambda inputs: _teacher_head(inputs).values,
 }
 # Names in TRL, verl, Liger, OpenRLHF and this package, by role
 SYNONYMS = {
@@ -54,6 +72,8 @@ SYNONYMS = {
     "integer_mask": "completion_mask response_mask attention_mask loss_mask full_attention_mask eos_mask",
     "rewards": "rewards reward scores",
     "advantages": "advantages advantage",
+    "topk_ids": "topk_ids teacher_topk_ids teacher_topk_indices topk_indices target_token_ids",
+    "topk_logprobs": "topk_logprobs teacher_topk_log_probs teacher_topk_logprobs target_logprobs",
 }
 ROLE_OF = {name: role for role, names in SYNONYMS.items() for name in names.split()}
 MASKS = {"mask", "integer_mask", "labels"}

@@ -1,21 +1,26 @@
 """Which gradient a KL loss has: the mathematics of `python -m lit_klrb certify`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
+from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.estimators.enumerated_loss import (
     EXAMINED,
     EnumeratedModels,
     Expected,
     Loss,
     LossError,
+    LossInputs,
     expected_gradient,
     known_gradients,
     worlds,
 )
 from lit_klrb.functional.enumeration import exact_kl
+from lit_klrb.functional.logprobs import token_stats
 
 # Relative: a loss that computes in float32 passes, one that computes in bfloat16 does not
 TOLERANCE = 1e-4
@@ -26,31 +31,34 @@ Batching = Literal["averaged", "summed", "tokens", "coupled", "none"]
 
 
 class Level(NamedTuple):
-    """The expected gradient of one pair of models."""
+    """The expected gradient of one pair of models, with its normalisation undone and divided by the scale."""
 
     tokens: int  # the number of its tokens, EOS included
     positions: int  # the largest number of tokens of a completion
     kl: float  # KL(policy || reference), in nats per sequence
-    gradient: Tensor  # the expected gradient, shape [contexts, V]
     # Its cosine with each known gradient; None where the expected gradient is zero
     cosines: dict[str, float | None]
     norm_ratio: float  # its norm over that of the gradient of the KL
-    # Norm of its difference to the gradient of the KL, after division by the scale, over that gradient's
-    bias: float
+    bias: float  # norm of its difference to the gradient of the KL, over that gradient's
 
 
 class GradientIdentity(NamedTuple):
     """What the expected gradient is."""
 
     name: str | None  # a name of `KNOWN`, `ZERO`, or None for another gradient
-    scale: float | None  # the factor before it, which may be negative; None without a name
+    # The factor before it, which may be negative. Without a name that of `unclamped`, or the sum of the
+    # positive weights of `mixture`, or that of the KL's gradient that is nearest where the KL is small
+    scale: float
     # "sum": over tokens, and a mean or sum over completions; "batch": divided by the tokens of the batch;
     # "length": each completion divided by its own tokens
     normalisation: str
     levels: tuple[Level, ...]  # one per pair of models
-    # The pairs, as indices of `levels`, with which it has the gradient of `nearly`
+    small_batch: Level | None  # with the division by the batch's tokens, in batches of the smallest size
+    # The pairs, as indices of `levels`, with which it has the gradient of `unclamped`
     agrees_at: tuple[int, ...] = ()
-    nearly: str | None = None  # the known gradient that it has with some of the pairs only
+    unclamped: str | None = None  # the known gradient that it has with some of the pairs only
+    # Weights of the known gradients whose sum it is, for more than one of them
+    mixture: dict[str, float] = {}  # noqa: RUF012
 
 
 class Certificate(NamedTuple):
@@ -67,6 +75,37 @@ class Certificate(NamedTuple):
     padding: float  # relative change of the gradient with what lies outside the mask
     over_width: bool  # whether the loss is divided by the number of positions, padding included
     depends: bool  # whether the loss has any gradient in the policy
+
+
+class EstimatorCertificate(NamedTuple):
+    """What is known about an estimator without a baseline, for completions of the policy."""
+
+    gradient: GradientIdentity
+    mean_values: tuple[float, ...]  # of `KLEstimator.value` with each pair of models, in nats
+
+
+# Of the three or six tokens, for estimators that read only the most likely ones
+TOP_K = 1
+
+
+def certify_estimator(estimator: KLEstimator) -> EstimatorCertificate:
+    """The certificate of `KLEstimator.surrogate` for single completions without a baseline."""
+    single = replace(estimator, baseline=None)
+    topk = single.topk and single.topk._replace(k=TOP_K)
+
+    def loss(inputs: LossInputs) -> Tensor:
+        stats = token_stats(inputs.logits, inputs.ref_logits, inputs.tokens, topk=topk)
+        return single.surrogate(stats, inputs.mask)
+
+    models = worlds(off_policy=False)
+    values = []
+    for world in models:
+        tokens, mask = world.policy.sequences()
+        logits = world.policy.token_logits(tokens)
+        stats = token_stats(logits, world.reference.token_logits(tokens), tokens, topk=topk)
+        values.append((world.policy.logprobs(tokens, mask).exp() @ single.value(stats, mask)).item())
+    expected = [expected_gradient(loss, world, 1, takes_mask=True) for world in models]
+    return EstimatorCertificate(_verdict(models, expected, "averaged"), tuple(values))
 
 
 def certify(loss: Loss, *, takes_mask: bool = True, takes_old: bool = False) -> Certificate:
@@ -164,18 +203,14 @@ def _verdict(
 ) -> GradientIdentity:
     """The first normalisation with which the gradient is a known one."""
     known = [known_gradients(*world) for world in models]
-    plain = [part.plain for part in expected]
     for normalisation, by_tokens in VARIANTS[batching]:
         gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
         if all(g.norm() <= CANCELLED * part.size for g, part in zip(gradients, expected, strict=True)):
-            return GradientIdentity(ZERO, 0.0, normalisation, _levels(models, plain, known, 1.0))
+            return _identity(ZERO, 1.0, normalisation, models, known, expected)._replace(scale=0.0)
         for name in known[0]:
-            targets = [gradients_of[name] for gradients_of in known]
-            scale = _scale(gradients, targets)
+            scale = _scale(gradients, [gradients_of[name] for gradients_of in known])
             if scale is not None:
-                levels = _levels(models, plain, known, _projection(plain, targets))
-                return GradientIdentity(name, scale, normalisation, levels)
-    levels = _levels(models, plain, known, 1.0)
+                return _identity(name, scale, normalisation, models, known, expected)
     normalisation, by_tokens = VARIANTS[batching][0]
     gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
     agreeing: dict[str, list[int]] = {name: [] for name in known[0]}
@@ -184,9 +219,38 @@ def _verdict(
             tried = [*indices, index]  # with one common scale
             if _scale([gradients[i] for i in tried], [known[i][name] for i in tried]) is not None:
                 indices.append(index)
-    nearly = max(agreeing, key=lambda name: len(agreeing[name]))
-    directions = tuple(agreeing[nearly])
-    return GradientIdentity(None, None, normalisation, levels, directions, nearly if directions else None)
+    unclamped = max(agreeing, key=lambda name: len(agreeing[name]))
+    if indices := agreeing[unclamped]:
+        scale = _projection([gradients[i] for i in indices], [known[i][unclamped] for i in indices])
+        identity = _identity(None, scale, normalisation, models, known, expected)
+        return identity._replace(agrees_at=tuple(indices), unclamped=unclamped)
+    mixture = _mixture(gradients, known)
+    scale = sum(weight for weight in mixture.values() if weight > 0) or abs(
+        _projection(gradients[:1], [known[0]["kl"]])
+    )
+    identity = _identity(None, scale or 1.0, normalisation, models, known, expected)
+    return identity._replace(mixture=mixture)
+
+
+def _mixture(gradients: list[Tensor], known: list[dict[str, Tensor]]) -> dict[str, float]:
+    """The weights with which known gradients add up to this one in every pair of models; empty if none do."""
+    norms = [max(g.norm().item(), 1e-300) for g in gradients]
+    names = list(known[0])
+    columns = [
+        torch.cat([k[name].flatten() / n for k, n in zip(known, norms, strict=True)]) for name in names
+    ]
+    target = torch.cat([g.flatten() / n for g, n in zip(gradients, norms, strict=True)])
+    matrix = torch.stack(columns, -1)
+    scales = matrix.norm(dim=0)
+    weights = torch.linalg.lstsq(matrix / scales, target[:, None]).solution[:, 0] / scales
+    if (matrix @ weights - target).norm() > TOLERANCE * target.norm():
+        return {}
+    share = (weights.abs() * scales) / target.norm()
+    return {
+        name: weight
+        for name, weight, part in zip(names, weights.tolist(), share, strict=True)
+        if part > TOLERANCE
+    }
 
 
 def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:
@@ -205,28 +269,39 @@ def _projection(gradients: list[Tensor], targets: list[Tensor]) -> float:
     return sum(factors) / len(factors)
 
 
-def _levels(
-    models: Sequence[EnumeratedModels],
-    gradients: list[Tensor],
-    known: list[dict[str, Tensor]],
+def _identity(
+    name: str | None,
     scale: float,
-) -> tuple[Level, ...]:
-    levels = []
-    for world, gradient, targets in zip(models, gradients, known, strict=True):
-        norm, true = gradient.norm().item(), targets["kl"]
-        cosines = {
-            name: (gradient * target).sum().item() / (norm * target.norm().item()) if norm > 1e-12 else None
-            for name, target in targets.items()
-        }
-        levels.append(
-            Level(
-                world.policy.logits.shape[1],
-                world.policy.max_length,
-                exact_kl(world.policy, world.reference).item(),
-                gradient,
-                cosines,
-                norm / true.norm().item(),
-                ((gradient / scale - true).norm() / true.norm()).item(),
-            )
-        )
-    return tuple(levels)
+    normalisation: str,
+    models: Sequence[EnumeratedModels],
+    known: list[dict[str, Tensor]],
+    expected: list[Expected],
+) -> GradientIdentity:
+    """The identity with its levels; a division by the batch's tokens is undone in them."""
+    plain, by_tokens = [part.plain for part in expected], [part.by_tokens for part in expected]
+    if normalisation == "sum":
+        levels = tuple(map(_level, models, plain, known, [scale] * len(models)))
+        return GradientIdentity(name, scale, normalisation, levels, None)
+    # Dividing by numbers of tokens shrinks it by about their mean, which is no bias
+    shrunk = [scale * _projection([g], [undone]) for g, undone in zip(plain, by_tokens, strict=True)]
+    divided = tuple(map(_level, models, plain, known, shrunk))
+    if normalisation == "length":
+        return GradientIdentity(name, scale, normalisation, divided, None)
+    levels = tuple(map(_level, models, by_tokens, known, [scale] * len(models)))
+    return GradientIdentity(name, scale, normalisation, levels, divided[EXAMINED])
+
+
+def _level(world: EnumeratedModels, gradient: Tensor, known: dict[str, Tensor], scale: float) -> Level:
+    norm, true = gradient.norm().item(), known["kl"]
+    cosines = {
+        name: (gradient * target).sum().item() / (norm * target.norm().item()) if norm > 1e-12 else None
+        for name, target in known.items()
+    }
+    return Level(
+        world.policy.logits.shape[1],
+        world.policy.max_length,
+        exact_kl(world.policy, world.reference).item(),
+        cosines,
+        norm / abs(scale) / true.norm().item(),
+        ((gradient / abs(scale) - true).norm() / true.norm()).item(),
+    )

@@ -1,44 +1,16 @@
 """Expected values and gradients of estimators and of KL losses, by enumeration of small models."""
 
 import functools
-import operator
+import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient, num_prefixes
-from lit_klrb.functional.logprobs import token_stats
 
 KL_LEVELS = (0.01, 0.3, 3.0)
-# Of the four tokens of the measured models, for estimators that read only the most likely ones.
-TOP_K = 1
-
-
-class Measurement(NamedTuple):
-    """Expected value and gradient of an estimator at a given KL."""
-
-    kl: float  # the exact KL(policy || reference), in nats per sequence
-    mean_value: float  # the expectation of the estimator's value, in nats per sequence
-    # Cosine between the expected and the true gradient; None if the expected gradient is zero
-    cosine: float | None
-    norm_ratio: float  # norm of the expected gradient divided by that of the true gradient
-
-
-def measure(estimator: KLEstimator) -> list[Measurement]:
-    """Expected value and gradient of single completions without a baseline, at `KL_LEVELS`.
-
-    The models are Markov chains over three tokens and EOS, with completions of at most four tokens. Prefixes
-    share parameters, and early tokens influence later KLs.
-    """
-    generator = torch.Generator().manual_seed(0)
-    table, direction = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
-    reference = TabularLM(table, max_length=4)
-    policies = (policy_at_kl(reference, direction, kl) for kl in KL_LEVELS)
-    return [_measure_at(replace(estimator, baseline=None), policy, reference) for policy in policies]
 
 
 def policy_at_kl(reference: TabularLM, direction: Tensor, kl: float) -> TabularLM:
@@ -51,33 +23,6 @@ def policy_at_kl(reference: TabularLM, direction: Tensor, kl: float) -> TabularL
     return policy
 
 
-def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM) -> Measurement:
-    leaf = policy.logits.clone().requires_grad_()
-    tokens, mask = policy.sequences()
-    logits = TabularLM(leaf, policy.max_length).token_logits(tokens)
-    topk = estimator.topk and estimator.topk._replace(k=TOP_K)
-    ref_logits = reference.token_logits(tokens)
-    stats = token_stats(logits, ref_logits, tokens, topk=topk, jsd_weight=estimator.reads_jsd)
-    probabilities = policy.logprobs(tokens, mask).exp()
-    total = torch.zeros_like(probabilities[0])
-    for n, probability in enumerate(probabilities):
-        row = slice(n, n + 1)  # a rollout of one completion
-        row_stats = stats.map(operator.itemgetter(row))
-        weights = estimator.weights(row_stats.detach(), mask[row])
-        total = total + probability * estimator.loss(row_stats, mask[row], weights)
-    (expected,) = torch.autograd.grad(total, leaf, materialize_grads=True)
-
-    true = exact_kl_gradient(policy, reference)
-    ratio = (expected.norm() / true.norm()).item()
-    vanishes = ratio < 1e-9
-    return Measurement(
-        kl=exact_kl(policy, reference).item(),
-        mean_value=(probabilities @ estimator.value(stats.detach(), mask)).item(),
-        cosine=None if vanishes else (expected * true).sum().item() / (expected.norm() * true.norm()).item(),
-        norm_ratio=0.0 if vanishes else ratio,
-    )
-
-
 # Tokens (EOS included), positions and KL of each pair of models. Heads of the vocabulary show with more
 # tokens, credit for part of the later tokens with more positions, and clamps where log ratios reach 50.
 SIZES = (*((3, 3, kl) for kl in KL_LEVELS), (6, 2, 0.3), (3, 4, 0.3), (3, 3, 60.0))
@@ -85,7 +30,7 @@ SIZES = (*((3, 3, kl) for kl in KL_LEVELS), (6, 2, 0.3), (3, 4, 0.3), (3, 3, 60.
 EXAMINED = 1
 # How far the reference of the last pair is from the other side of the policy, in logits.
 _APART = 15.0
-KNOWN = ("kl", "kl_own_token", "reverse", "reverse_own_token")
+KNOWN = ("kl", "kl_own_token", "reverse", "reverse_own_token", "jsd_own_token", "chi2_own_token")
 
 
 class LossError(Exception):
@@ -204,22 +149,29 @@ def known_gradients(policy: TabularLM, reference: TabularLM, behaviour: TabularL
     leaf = policy.logits.detach().double().requires_grad_()
     model = TabularLM(leaf, policy.max_length, policy.eos_token_id)
     tokens, mask = policy.sequences()
-    logits, ref_logits = model.token_logits(tokens), reference.token_logits(tokens)
+    log_p, log_q = (m.token_logits(tokens).log_softmax(-1) for m in (model, reference))
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    divergences = {
+        "kl_own_token": log_p.exp() * (log_p - log_q),
+        "reverse_own_token": log_q.exp() * (log_q - log_p),
+        # Divided by w (1 - w) = 1/4, with which it is the KL where both are near
+        "jsd_own_token": 2 * (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)),
+        "chi2_own_token": ((2 * log_p - log_q).exp() - log_q.exp()) / 2,
+    }
 
-    def own_token(first: Tensor, second: Tensor, prefixes: TabularLM) -> Tensor:
-        log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
-        per_token = torch.where(mask, (log_p.exp() * (log_p - log_q)).sum(-1), 0)
+    def own_token(divergence: Tensor, prefixes: TabularLM) -> Tensor:
+        per_token = torch.where(mask, divergence.sum(-1), 0)
         return _gradient(prefixes.logprobs(tokens, mask).exp().detach() @ per_token.sum(-1), leaf)
 
-    gradients = {
+    own = {name: own_token(divergence, policy) for name, divergence in divergences.items()}
+    whole = {
         "kl": exact_kl_gradient(policy, reference),
-        "kl_own_token": own_token(logits, ref_logits, policy),
         "reverse": _gradient(exact_kl(reference, model), leaf),
-        "reverse_own_token": own_token(ref_logits, logits, policy),
     }
+    gradients = {name: (whole | own)[name] for name in KNOWN}
     if behaviour is not policy:
-        gradients["kl_own_token (given prefixes)"] = own_token(logits, ref_logits, behaviour)
-        gradients["reverse_own_token (given prefixes)"] = own_token(ref_logits, logits, behaviour)
+        for name, divergence in divergences.items():
+            gradients[f"{name} (given prefixes)"] = own_token(divergence, behaviour)
     return gradients
 
 

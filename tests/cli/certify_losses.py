@@ -173,3 +173,30 @@ def in_place(logprobs, ref_logprobs, mask):
 
 def ends(logprobs, ref_logprobs):
     os._exit(0)
+
+
+def chi_squared(logits, ref_logits, mask):
+    p, q = logits.softmax(-1), ref_logits.softmax(-1)
+    return (p - q).square().div(q).sum(-1) / 2
+
+
+def half_and_half(logits, ref_logits, completion_mask):
+    p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    per_token = (0.3 * p.exp() * (p - q) + 0.7 * q.exp() * (q - p)).sum(-1)
+    return (per_token * completion_mask).sum() / completion_mask.sum()
+
+
+def squared_jensen_shannon(logits, ref_logits, mask):
+    return jensen_shannon(logits, ref_logits, mask).square()
+
+
+def rewarded(logprobs, old_logprobs, r, mask):
+    """REINFORCE with the importance weight of the whole completion, for rewards of it or of its tokens."""
+    total = r if r.ndim == 1 else (r * mask).sum(-1)
+    return -(torch.where(mask, logprobs - old_logprobs, 0).sum(-1).exp() * total).mean()
+
+
+def teacher_head(student_logits, teacher_topk_ids, teacher_topk_log_probs, mask):
+    """The forward KL over the teacher's most likely tokens."""
+    log_p = student_logits.log_softmax(-1).gather(-1, teacher_topk_ids)
+    return (teacher_topk_log_probs.exp() * (teacher_topk_log_probs - log_p)).sum(-1)

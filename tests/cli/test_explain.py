@@ -8,7 +8,8 @@ from lit_klrb.cli import explain
 from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.enumerated_loss import KL_LEVELS, measure
+from lit_klrb.estimators.certificate import ZERO, certify_estimator
+from lit_klrb.estimators.enumerated_loss import SIZES
 
 CLASSES = explain.estimator_classes()
 RIGHT = [name for name, kind in CLASSES.items() if kind.refusal is None and name != "NoKL"]
@@ -61,15 +62,43 @@ def test_json_holds_what_the_classes_say_and_those_that_train_come_first(capsys)
         assert entry["optimises"] == f"{about.optimises}; {ending}"
 
 
-def test_a_vanishing_gradient_has_no_direction():
-    assert {(m.cosine, m.norm_ratio) for m in measure(CLASSES["K1Loss"]())} == {(None, 0.0)}
+def test_a_vanishing_gradient_has_no_direction(capsys):
+    gradient = certify_estimator(CLASSES["K1Loss"]()).gradient
+    assert gradient.name == ZERO
+    assert {level.cosines["kl"] for level in gradient.levels} == {None}
+    assert max(level.norm_ratio for level in gradient.levels) < 1e-12
+    assert "in short: not the gradient of the KL: it trains nothing\n" in output_of(capsys, "K1Loss")
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *WRONG])
+def test_a_page_concludes_what_the_class_says(capsys, name):
+    """Those that train have the KL's gradient with every pair of models, and their mean value is the KL."""
+    page = json.loads(output_of(capsys, name, "--json"))
+    short = output_of(capsys, name).split("in short: ")[1].splitlines()[0]
+    if name in RIGHT:
+        assert (page["gradient"]["name"], page["gradient"]["scale"]) == ("kl", pytest.approx(1))
+        assert short == "the gradient of the KL, exactly"
+    else:
+        assert page["gradient"]["name"] != "kl"
+        assert short.startswith("not the gradient of the KL: ")
+    if name not in ("K2Loss", "K1Loss"):
+        assert page["mean_values"] == pytest.approx([kl for *_, kl in SIZES], rel=1e-4)
+
+
+def test_the_worst_pair_is_in_the_conclusion(capsys):
+    text = output_of(capsys, "K3Loss")
+    levels = certify_estimator(CLASSES["K3Loss"]()).gradient.levels
+    at_3, at_third = levels[2], min(levels[1], *levels[3:5], key=lambda level: level.cosines["kl"])
+    assert at_third is levels[4], "the pair with four positions"
+    assert f"{at_third.cosines['kl']:.3f} at 0.3, {at_3.cosines['kl']:.3f} at 3 nats" in text.split("\n")[2]
+    assert f"\t{at_3.cosines['kl']:.3f}\t{at_3.bias:.3f}\t" in text
 
 
 def test_a_page_says_why_training_is_refused(capsys):
     text = output_of(capsys, "K3Reward")
     assert f"refused for training: {CLASSES['K3Reward'].refusal}" in text
     assert f"used by: {CLASSES['K3Reward'].explanation.used_by}" in text
-    assert len(text.split("ratio of norms\n")[1].splitlines()) == len(KL_LEVELS)
+    assert "a sum, +1 x kl -1 x reverse_own_token\n" in text
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -123,9 +152,7 @@ def test_an_estimator_of_ones_own_has_a_page(own_module, capsys):
     assert "computes: c_t = r_t, l_t = 0\n" in text
     assert "cost: the reference's log-probability of the sampled tokens\n" in text
     page = json.loads(output_of(capsys, "own_estimators.OwnToken", "--json"))
-    # In expectation the gradient of K2Loss: the token-level part of the true one.
-    for own, k2_loss in zip(page["measured"], measure(CLASSES["K2Loss"]()), strict=True):
-        assert (own["cosine"], own["norm_ratio"]) == pytest.approx((k2_loss.cosine, k2_loss.norm_ratio))
+    assert page["gradient"]["name"] == "kl_own_token"
 
 
 @pytest.mark.parametrize(
