@@ -171,7 +171,7 @@ def _remarks(loss: BoundLoss, found: Certificate) -> list[str]:
     outside = found.padding > TOLERANCE
     remarks = {
         NORMALISATIONS.get(gradient.normalisation, ""): gradient.normalisation in NORMALISATIONS,
-        f"a part is clamped or left out with {'; '.join(clamped)}": gradient.unclamped,
+        f"a part is clamped or left out with {'; '.join(clamped)}": gradient.agrees_at and clamped,
         "the loss does not depend on the policy: is it detached?": not found.depends,
         f"in batches of one completion: {found.alone and describe(found.alone)}": found.alone,
         f"batches of one completion fail ({found.alone_error}): batches of two were tried": found.alone_error,

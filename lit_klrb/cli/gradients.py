@@ -30,22 +30,23 @@ def describe(gradient: GradientIdentity) -> str:
         'a sum, +1 x kl -1 x reverse_own_token'
     """
     named = gradient.name or gradient.unclamped
-    if gradient.name == ZERO:
-        return "zero in expectation"
+    partly = gradient.agrees_at and len(gradient.agrees_at) < len(gradient.levels)
+    clamped = ", where nothing is clamped or left out" if partly else ""
+    if named == ZERO:
+        divided = ", but for the division by lengths" if gradient.normalisation == "length" else ""
+        return f"zero in expectation{divided}{clamped}"
     if named is not None:
         name, _, given = named.partition(" (")
         times = "" if abs(gradient.scale - 1) <= TOLERANCE else f"{gradient.scale:.4g} x "
         sign = ", with the WRONG SIGN" if gradient.scale < 0 else ""
         prefixes = ", on prefixes of the policy that generated" if given else ""
-        clamped = ", where nothing is clamped or left out" if gradient.name is None else ""
         return f"{times}{name}{prefixes}{sign}{clamped}"
     if gradient.mixture:
-        return f"a sum, {' '.join(f'{weight:+.4g} x {name}' for name, weight in gradient.mixture.items())}"
+        parts = [f"{weight:+.4g} x {name}" for name, weight in gradient.mixture.items()]
+        return f"a sum, {' '.join(parts)}{clamped}"
     name = nearest(gradient)
     cosines = [level.cosines[name] or 0.0 for level in gradient.levels]
-    return (
-        f"none of the known ones; nearest to {name}, with cosines of {min(cosines):.2f} to {max(cosines):.2f}"
-    )
+    return f"another; nearest to {name}, with cosines of {min(cosines):.2f} to {max(cosines):.2f}"
 
 
 def explain_names(gradient: GradientIdentity) -> list[str]:
@@ -59,7 +60,7 @@ def conclude(gradient: GradientIdentity) -> str:
     """In one sentence, whether it is the gradient of the KL, and how far from it if not."""
     if gradient.name == "kl" and gradient.scale > 0 and gradient.normalisation != "length":
         return "the gradient of the KL, exactly"
-    if gradient.name == ZERO:
+    if gradient.name == ZERO and gradient.normalisation != "length":
         return "not the gradient of the KL: it trains nothing"
     smallest = []
     for kl in KL_LEVELS:

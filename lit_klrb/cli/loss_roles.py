@@ -75,7 +75,8 @@ SYNONYMS = {
     "topk_ids": "topk_ids teacher_topk_ids teacher_topk_indices topk_indices target_token_ids",
     "topk_logprobs": "topk_logprobs teacher_topk_log_probs teacher_topk_logprobs target_logprobs",
 }
-ROLE_OF = {name: role for role, names in SYNONYMS.items() for name in names.split()}
+ROLE_OF = {role: role for role in ROLES}
+ROLE_OF |= {name: role for role, names in SYNONYMS.items() for name in names.split()}
 MASKS = {"mask", "integer_mask", "labels"}
 
 

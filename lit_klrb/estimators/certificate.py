@@ -1,5 +1,6 @@
 """Which gradient a KL loss has: the mathematics of `python -m lit_klrb certify`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -10,6 +11,8 @@ from torch import Tensor
 from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.estimators.enumerated_loss import (
     EXAMINED,
+    KL_LEVELS,
+    SIZES,
     EnumeratedModels,
     Expected,
     Loss,
@@ -54,9 +57,9 @@ class GradientIdentity(NamedTuple):
     normalisation: str
     levels: tuple[Level, ...]  # one per pair of models
     small_batch: Level | None  # with the division by the batch's tokens, in batches of the smallest size
-    # The pairs, as indices of `levels`, with which it has the gradient of `unclamped`
+    # The pairs, as indices of `levels`, with which it has the gradient of `unclamped` or `mixture`
     agrees_at: tuple[int, ...] = ()
-    unclamped: str | None = None  # the known gradient that it has with some of the pairs only
+    unclamped: str | None = None  # the known gradient, or `ZERO`, that it has with some of the pairs only
     # Weights of the known gradients whose sum it is, for more than one of them
     mixture: dict[str, float] = {}  # noqa: RUF012
 
@@ -139,16 +142,16 @@ def certify(loss: Loss, *, takes_mask: bool = True, takes_old: bool = False) -> 
     else:
         judged = [expected_gradient(loss, world, 2, takes_mask) for world in models]
     single = _verdict(models, alone, "none") if alone and size == 2 else None
+    padding, over_width = (
+        _padding(loss, models[EXAMINED], judged[EXAMINED], size) if takes_mask else (0.0, False)
+    )
     off_policy = None
     if takes_old:
         others = worlds(off_policy=True)
         parts = [expected_gradient(loss, world, size, takes_mask) for world in others]
-        off_policy = _verdict(others, parts, batching)
-    padding, over_width = (
-        _padding(loss, models[EXAMINED], judged[EXAMINED], size) if takes_mask else (0.0, False)
-    )
+        off_policy = _verdict(others, parts, batching, over_width)
     return Certificate(
-        _verdict(models, judged, batching),
+        _verdict(models, judged, batching, over_width),
         off_policy,
         single,
         alone_error,
@@ -199,9 +202,11 @@ VARIANTS: dict[Batching, tuple[tuple[str, bool], ...]] = {
 
 
 def _verdict(
-    models: Sequence[EnumeratedModels], expected: list[Expected], batching: Batching
+    models: Sequence[EnumeratedModels], expected: list[Expected], batching: Batching, over_width: bool = False
 ) -> GradientIdentity:
     """The first normalisation with which the gradient is a known one."""
+    if over_width:  # one position is padding
+        expected = [_times(e, m.policy.max_length + 1) for e, m in zip(expected, models, strict=True)]
     known = [known_gradients(*world) for world in models]
     for normalisation, by_tokens in VARIANTS[batching]:
         gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
@@ -211,46 +216,79 @@ def _verdict(
             scale = _scale(gradients, [gradients_of[name] for gradients_of in known])
             if scale is not None:
                 return _identity(name, scale, normalisation, models, known, expected)
-    normalisation, by_tokens = VARIANTS[batching][0]
+    partly = [
+        _partly(normalisation, by_tokens, models, known, expected)
+        for normalisation, by_tokens in VARIANTS[batching]
+    ]
+    return max(partly, key=lambda identity: len(identity.agrees_at))
+
+
+# What is clamped is so with the largest KLs, and what is left out is so with the most tokens
+_SUBSETS = tuple(
+    tuple(index for index, (tokens, _, kl) in enumerate(SIZES) if kl < limit and tokens < most)
+    for limit in (math.inf, KL_LEVELS[-1] + 1, KL_LEVELS[-1] - 1)
+    for most in (math.inf, 4)
+)
+
+
+def _times(expected: Expected, factor: float) -> Expected:
+    return Expected(*(field * factor for field in expected))
+
+
+def _partly(
+    normalisation: str,
+    by_tokens: bool,
+    models: Sequence[EnumeratedModels],
+    known: list[dict[str, Tensor]],
+    expected: list[Expected],
+) -> GradientIdentity:
+    """The identity of a gradient that is a known one with some pairs only, a sum of known ones, or another."""
     gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
-    agreeing: dict[str, list[int]] = {name: [] for name in known[0]}
+    agreeing: dict[str, list[int]] = {name: [] for name in (*known[0], ZERO)}
     for name, indices in agreeing.items():
-        for index in range(len(models)):
+        for index, (gradient, part) in enumerate(zip(gradients, expected, strict=True)):
             tried = [*indices, index]  # with one common scale
-            if _scale([gradients[i] for i in tried], [known[i][name] for i in tried]) is not None:
-                indices.append(index)
+            if name == ZERO:
+                agrees = part.size > 0 and gradient.norm() <= CANCELLED * part.size
+            else:
+                targets = [known[i][name] for i in tried]
+                agrees = _scale([gradients[i] for i in tried], targets) is not None
+            indices += [index] if agrees else []
     unclamped = max(agreeing, key=lambda name: len(agreeing[name]))
     if indices := agreeing[unclamped]:
-        scale = _projection([gradients[i] for i in indices], [known[i][unclamped] for i in indices])
+        scale = 1.0
+        if unclamped != ZERO:
+            scale = _projection([gradients[i] for i in indices], [known[i][unclamped] for i in indices])
         identity = _identity(None, scale, normalisation, models, known, expected)
         return identity._replace(agrees_at=tuple(indices), unclamped=unclamped)
-    mixture = _mixture(gradients, known)
-    scale = sum(weight for weight in mixture.values() if weight > 0) or abs(
-        _projection(gradients[:1], [known[0]["kl"]])
-    )
-    identity = _identity(None, scale or 1.0, normalisation, models, known, expected)
-    return identity._replace(mixture=mixture)
+    for kept in _SUBSETS:
+        if mixture := _mixture([gradients[i] for i in kept], [known[i] for i in kept]):
+            scale = sum(weight for weight in mixture.values() if weight > 0) or 1.0
+            identity = _identity(None, scale, normalisation, models, known, expected)
+            return identity._replace(agrees_at=kept, mixture=mixture)
+    scale = abs(_projection(gradients[:1], [known[0]["kl"]])) or 1.0
+    return _identity(None, scale, normalisation, models, known, expected)
 
 
 def _mixture(gradients: list[Tensor], known: list[dict[str, Tensor]]) -> dict[str, float]:
     """The weights with which known gradients add up to this one in every pair of models; empty if none do."""
-    norms = [max(g.norm().item(), 1e-300) for g in gradients]
-    names = list(known[0])
-    columns = [
-        torch.cat([k[name].flatten() / n for k, n in zip(known, norms, strict=True)]) for name in names
-    ]
-    target = torch.cat([g.flatten() / n for g, n in zip(gradients, norms, strict=True)])
-    matrix = torch.stack(columns, -1)
-    scales = matrix.norm(dim=0)
-    weights = torch.linalg.lstsq(matrix / scales, target[:, None]).solution[:, 0] / scales
-    if (matrix @ weights - target).norm() > TOLERANCE * target.norm():
+    norms = [g.norm().item() for g in gradients]
+    if not all(norms):
         return {}
-    share = (weights.abs() * scales) / target.norm()
-    return {
-        name: weight
-        for name, weight, part in zip(names, weights.tolist(), share, strict=True)
-        if part > TOLERANCE
+    target = torch.cat([g.flatten() / n for g, n in zip(gradients, norms, strict=True)])
+    columns = {
+        name: torch.cat([k[name].flatten() / n for k, n in zip(known, norms, strict=True)])
+        for name in known[0]
     }
+    for _ in range(2):  # the second time without those whose part is rounding
+        matrix = torch.stack(list(columns.values()), -1)
+        lengths = matrix.norm(dim=0)
+        weights = torch.linalg.lstsq(matrix / lengths, target[:, None]).solution[:, 0] / lengths
+        shares = (weights.abs() * lengths / target.norm()).tolist()
+        found = dict(zip(columns, weights.tolist(), strict=True))
+        kept = {name: columns[name] for name, share in zip(found, shares, strict=True) if share > 1e-3}
+        columns = kept or columns
+    return found if (matrix @ weights - target).norm() <= TOLERANCE * target.norm() else {}
 
 
 def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:
@@ -264,7 +302,8 @@ def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:
 def _projection(gradients: list[Tensor], targets: list[Tensor]) -> float:
     """The mean over KLs of the factor that brings each target nearest to its gradient."""
     factors = [
-        (g * t).sum().item() / t.square().sum().item() for g, t in zip(gradients, targets, strict=True)
+        (g * t).sum().item() / t.square().sum().item() if t.any() else 1.0
+        for g, t in zip(gradients, targets, strict=True)
     ]
     return sum(factors) / len(factors)
 

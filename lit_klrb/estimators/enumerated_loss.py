@@ -91,7 +91,7 @@ def expected_gradient(
     """The expected gradient over all batches of `size` completions."""
     tokens, mask = world.policy.sequences()
     chances = world.behaviour.logprobs(tokens, mask).exp().detach()
-    full, kept = _padded(world, padding)
+    full, kept = padded(world, padding)
     leaf = full.logits
     plain = by_tokens = torch.zeros((), dtype=torch.float64)
     for rows in torch.cartesian_prod(*[torch.arange(len(tokens))] * size).view(-1, size):
@@ -116,7 +116,7 @@ def expected_gradient(
     return Expected(tables[0], tables[1], gradients[0][kept].abs().sum().item(), outside)
 
 
-def _padded(world: EnumeratedModels, padding: int) -> tuple[LossInputs, Tensor]:
+def padded(world: EnumeratedModels, padding: int) -> tuple[LossInputs, Tensor]:
     """All completions, with `padding` more positions than the longest; random numbers outside the mask."""
     tokens, mask = world.policy.sequences()
     generator = torch.Generator().manual_seed(padding)
