@@ -97,7 +97,9 @@ def certify_estimator(estimator: KLEstimator) -> EstimatorCertificate:
     topk = single.topk and single.topk._replace(k=TOP_K)
 
     def loss(inputs: LossInputs) -> Tensor:
-        stats = token_stats(inputs.logits, inputs.ref_logits, inputs.tokens, topk=topk)
+        stats = token_stats(
+            inputs.logits, inputs.ref_logits, inputs.tokens, topk=topk, jsd_weight=estimator.reads_jsd
+        )
         return single.surrogate(stats, inputs.mask)
 
     models = worlds(off_policy=False)
@@ -105,7 +107,9 @@ def certify_estimator(estimator: KLEstimator) -> EstimatorCertificate:
     for world in models:
         tokens, mask = world.policy.sequences()
         logits = world.policy.token_logits(tokens)
-        stats = token_stats(logits, world.reference.token_logits(tokens), tokens, topk=topk)
+        stats = token_stats(
+            logits, world.reference.token_logits(tokens), tokens, topk=topk, jsd_weight=estimator.reads_jsd
+        )
         values.append((world.policy.logprobs(tokens, mask).exp() @ single.value(stats, mask)).item())
     expected = [expected_gradient(loss, world, 1, takes_mask=True) for world in models]
     return EstimatorCertificate(_verdict(models, expected, "averaged"), tuple(values))
