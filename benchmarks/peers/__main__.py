@@ -33,10 +33,10 @@ def examine(adapter: str, wheels: Path, snapshots: Path | None) -> dict[str, Any
     Called in a process of its own, as software that is imported changes what it finds there.
     """
     os.environ |= {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+    import torch
+
     from benchmarks.peers.importing import STUBS, unpack, wheel_source
     from benchmarks.peers.setting import verdict
-
-    import torch
 
     torch.set_num_threads(1)
     module = importlib.import_module(f"benchmarks.peers.adapters.{adapter}")
