@@ -83,7 +83,8 @@ class CheckCLI(LitCLI):
         elsewhere = ("auto", "gpu", *(name for name, _ in AcceleratorRegistry.items() if name != "cpu"))
         if not self.is_here and config.accelerator in elsewhere:
             config.accelerator, config.devices, config.num_nodes = "cpu", 1, 1
-            config.precision = "32-true"  # the rest of a plan's check needs none of the others
+            if str(config.precision).startswith("16"):
+                config.precision = "bf16-mixed"
             if not isinstance(config.strategy, str):
                 config.strategy = "auto"
         trainer = super().instantiate_trainer(**kwargs)
@@ -108,7 +109,7 @@ class CheckCLI(LitCLI):
         with suppress(UnknownModelError), dry_running(self.dry_run):
             module.configure_model()
         if hasattr(module, module.role.name):
-            self.dtypes = module.dtypes
+            self.dtypes = module.dtypes if self.is_here else None
             self.rows = data.preview(module) if reads_rows else None
             if self.rows and self.is_here:
                 try_rewards(module, data)

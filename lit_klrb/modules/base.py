@@ -28,7 +28,7 @@ from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.dry_run import current_dry_run
 from lit_klrb.models.dtypes import set_dtypes, summary
 from lit_klrb.models.precision import slow_precision
-from lit_klrb.models.sharding import is_sharded, of_first, shard
+from lit_klrb.models.sharding import of_first, shard
 from lit_klrb.modules.schedules import share
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import keep_float32, trainer_of
@@ -103,7 +103,8 @@ class TrainedModule(L.LightningModule, ABC):
         self.ckpt_path: str | None = None
         # Its content, until it is compared with the optimizer
         self._policy_step = 0
-        self._is_built = False
+        # The precision for which the models were built
+        self._built_for: str | None = None
         # Names of what the evaluation before the first step has found
         self.first_metrics: set[str] = set()
         self.save_hyperparameters()
@@ -172,16 +173,17 @@ class TrainedModule(L.LightningModule, ABC):
         self.on_validation_batch_start(batch, batch_idx)
 
     def configure_model(self) -> None:
-        """Build the models once. Under FSDP2 the first process does, and each gets its part of them."""
+        """Build the models once. Under FSDP2 the first process does, and each gets its part of them.
+
+        A trainer of another precision changes their dtypes.
+        """
         trainer = trainer_of(self)
-        if trainer is None:
+        if trainer is None or self._built_for == trainer.precision:
             return
         mesh = None if current_dry_run() else sharding_mesh(trainer)
-        if self._is_built:
-            self._set_dtypes()
-        elif mesh is None:
+        if mesh is None:
             self._build()
-        else:
+        elif self._built_for is None:
             for name, value in of_first(self._build).items():
                 setattr(self, name, value)
             for model in self.children():
@@ -189,18 +191,14 @@ class TrainedModule(L.LightningModule, ABC):
                     shard(model, mesh)
             # Lightning restores the checkpoint, which omits the reference; the rest has been checked
             self.strict_loading = False
-        self._is_built = True
+        self._built_for = trainer.precision
 
     def _build(self) -> dict[str, Any]:
-        self.build_models()
-        self._set_dtypes()
-        return {name: getattr(self, name) for name in BUILT if hasattr(self, name)}
-
-    def _set_dtypes(self) -> None:
-        """Give each weight the dtype that the trainer's precision asks for, which may be a new trainer's."""
+        if self._built_for is None:
+            self.build_models()
         for model in self.models().values():
-            if not is_sharded(model):
-                set_dtypes(model, self.trainer.precision)
+            set_dtypes(model, self.trainer.precision)
+        return {name: getattr(self, name) for name in BUILT if hasattr(self, name)}
 
     def models(self) -> dict[str, PreTrainedModel]:
         """The trained model and frozen ones, by name."""

@@ -23,6 +23,7 @@ from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
 from lit_klrb.functional.tiled.blocks import COMPILE
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
+from lit_klrb.models.dtypes import set_dtypes
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.modules.policy import PolicyModule
@@ -186,7 +187,8 @@ class RegularisedModule(PolicyModule, ABC):
         reward = self.load_reward(trainer.strategy.root_device)
         is_none = reward is no_reward
         self.reward = reward if is_none else TrainingReward(reward, self._training_state, self.reward_retries)
-        self._set_dtypes()
+        for model in classifiers_of(reward):
+            set_dtypes(model, trainer.precision)
         if self.pair.note is not None:
             self.print(self.pair.note)
         if not self.pair.scorer.tiled and self.pair.teacher is None:
@@ -204,8 +206,11 @@ class RegularisedModule(PolicyModule, ABC):
 
     def models(self) -> dict[str, PreTrainedModel]:
         """The policy, the reference and classifiers of the reward."""
-        classifiers = enumerate(classifiers_of(self.reward) if hasattr(self, "reward") else (), 1)
-        return super().models() | {f"reward {number}": model for number, model in classifiers}
+        rewards = classifiers_of(self.reward) if hasattr(self, "reward") else []
+        names = (
+            ["reward"] if len(rewards) == 1 else [f"reward {number + 1}" for number in range(len(rewards))]
+        )
+        return super().models() | dict(zip(names, rewards, strict=True))
 
     def load_pair(self) -> Pair:
         """The policy, and its reference of reference_path."""

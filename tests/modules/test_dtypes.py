@@ -9,13 +9,16 @@ import re
 
 import pytest
 import torch
+from lightning import Trainer
 from runs import equal, in_processes, logged, weights_of
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from lit_klrb.cli.main import main
+from lit_klrb.data.modules import PromptDataModule
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.models.adapters import has_adapter, merged
 from lit_klrb.models.loading import CLASSIFIER, load_model
+from lit_klrb.modules import RLOOModule
 
 FILES = "float32", "bfloat16", "float16"
 PRECISIONS = "32-true", "bf16-mixed", "bf16-true"
@@ -182,3 +185,26 @@ def test_check_and_the_first_line_of_a_run_say_the_dtypes(files, tmp_path, capsy
     assert f", {line}\n" in capsys.readouterr().out
     assert main([*options, "--trainer.max_steps", "1"]) == 0
     assert re.match(f"weights: {re.escape(line)}\n", capsys.readouterr().out)
+
+
+def test_a_trainer_of_another_precision_evaluates_the_same_module(files):
+    module = RLOOModule(
+        policy_path=str(files / "bfloat16"),
+        reference_path=str(files / "bfloat16"),
+        reward_path={"grammar": 1.0},
+        lora={"r": 2},
+        max_new_tokens=4,
+    )
+    options = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
+    options |= {"enable_model_summary": False, "limit_val_batches": 1}
+    for precision in ("bf16-mixed", "32-true", "bf16-true", "bf16-mixed"):
+        data = PromptDataModule(batch_size=4, train_size=16, eval_size=4)
+        (found,) = Trainer(precision=precision, **options).validate(module, data, verbose=False)
+        assert found["val/kl"] == 0
+        base = {model.lm_head.weight.dtype for model in (module.policy, module.reference)}
+        assert base == {torch.float32 if precision == "32-true" else torch.bfloat16}
