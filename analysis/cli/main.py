@@ -155,6 +155,7 @@ def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | Non
 
 def _parser() -> argparse.ArgumentParser:
     from analysis.cli.sweep import plan_command, sweep_command
+    from analysis.sweep import STORAGE
 
     parser = Parser(
         prog="lit-klrb",
@@ -184,9 +185,16 @@ def _parser() -> argparse.ArgumentParser:
         )
     sweep.add_argument(
         "--minutes",
-        type=_duration,
+        type=_number_of("minutes"),
         metavar="N",
         help="stop after this time as after Ctrl-C, with exit code 1 (default: when all is done)",
+    )
+    sweep.add_argument(
+        "--storage",
+        type=_number_of("GB"),
+        default=STORAGE,
+        metavar="GB",
+        help="remove checkpoints and metrics of finished cells beyond this, oldest first (default: 10)",
     )
     sweep.add_argument(
         "--launcher",
@@ -231,14 +239,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _duration(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = math.nan
-    if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; a number of minutes > 0 is expected")
-    return minutes
+def _number_of(unit: str) -> Callable[[str], float]:
+    def parsed(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; a number of {unit} > 0 is expected")
+        return number
+
+    return parsed
 
 
 def _positive(text: str) -> int:

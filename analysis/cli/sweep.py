@@ -151,7 +151,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     launcher = launcher_of(arguments.launcher)(Options(*own, arguments.address, arguments.slurm))
     deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
-        coordinator = Coordinator(plan, cells, store, launcher, progress)
+        coordinator = Coordinator(plan, cells, store, launcher, progress, arguments.storage)
         outcome = coordinator.run(lambda: stops.asked is not None or time.monotonic() >= deadline)
     for cell in cells:
         # Link the stages from which all runs start to the directories named by their configurations

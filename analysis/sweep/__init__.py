@@ -1,6 +1,7 @@
 """Runs the cells of a plan and publishes one result per cell; can be killed at any time."""
 
 from analysis.sweep.coordinator import (
+    STORAGE as STORAGE,
     Coordinator as Coordinator,
     Ended as Ended,
     State as State,

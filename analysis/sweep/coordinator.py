@@ -28,6 +28,9 @@ PATIENCE = (5, 10, 20, 40, 80, 160, 320)
 # Seconds between removals of working files, each of which looks at every published cell.
 TRIM_SECONDS = 60.0
 POLL_SECONDS = 0.3
+GB = 10**9
+# GB that the folders of finished cells may have in all; those of the oldest results are removed.
+STORAGE = 10.0
 
 
 class State(Enum):
@@ -96,15 +99,22 @@ class Coordinator:
         store: The sweep's directory.
         launcher: Runs the cells.
         progress: Reports the progress.
+        storage: GB that the folders of finished cells may have in all.
 
     Raises:
         DamagedFileError: If a published result was changed.
     """
 
     def __init__(
-        self, plan: Plan, cells: Sequence[Cell], store: Store, launcher: Launcher, progress: Progress
+        self,
+        plan: Plan,
+        cells: Sequence[Cell],
+        store: Store,
+        launcher: Launcher,
+        progress: Progress,
+        storage: float = STORAGE,
     ) -> None:
-        self._plan, self._store = plan, store
+        self._plan, self._store, self._storage = plan, store, storage
         self._launcher, self._progress = launcher, progress
         self._cells = {cell.id: cell for cell in cells}
         self._gpus = {cell.id: gpus_of(plan, cell) for cell in cells}
@@ -148,7 +158,7 @@ class Coordinator:
             elif self._rates is not None:
                 self._block(tuned, "its arm diverged at every rate of the tuning stage")
             self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
-        trim(self._store.directory)
+        self._trim()
         self._store.tidy()
         refused = layout.result_paths(self._store.directory, layout.REFUSED)
         refused = [path for path in refused if path.stem in self._cells]
@@ -289,8 +299,16 @@ class Coordinator:
         left = self._clock.left(self._in(State.TODO, State.RUNNING), self._launcher.slots)
         self._progress.settled(cell, result, left)
         if time.monotonic() - self._trimmed >= TRIM_SECONDS:
-            trim(self._store.directory)
-            self._trimmed = time.monotonic()
+            self._trim()
+
+    def _trim(self) -> None:
+        cells, size = trim(self._store.directory, self._storage * GB)
+        self._trimmed = time.monotonic()
+        if cells:
+            self._progress.line(
+                f"removed checkpoints, metrics and studies of {cells} finished cells, {size / GB:.3g} GB, as "
+                f"finished cells had more than {self._storage:g} GB; --storage sets another limit"
+            )
 
     def _failed(self, cell: Cell, error: str, attempts: int) -> None:
         self._store.record_failure(cell.id, cell.record(), error)

@@ -24,16 +24,20 @@ from lit_klrb import schema
 from lit_klrb.errors import refusing
 from lit_klrb.files import PARTIAL, claimed, read_object, write_atomically, write_once
 
-# Maximum size in bytes; the files of the cells with the oldest results are removed.
-LIMIT = 10_000_000_000
 
-
-def trim(sweep: Path, limit: int = LIMIT) -> None:
+def trim(sweep: Path, limit: float) -> tuple[int, int]:
     """Remove the folders of published cells (checkpoints, metrics, studies), oldest result first.
 
     Files at the top level of a cell's directory, such as its configuration and its log, are not removed, nor
     is the latest checkpoint of a stage from which other cells start. Cells without a result, which the next
     sweep resumes, running cells and results are not changed.
+
+    Args:
+        sweep: The sweep's directory.
+        limit: Bytes that these folders may have in all.
+
+    Returns:
+        The number of cells whose folders were removed, and of their bytes.
     """
     results = sorted((sweep / schema.RESULTS).glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)
     cells = sweep.resolve() / schema.CELLS
@@ -41,6 +45,7 @@ def trim(sweep: Path, limit: int = LIMIT) -> None:
     named = [cells / path.stem for path in results if path.stem not in (".", "..")]
     files = {cell: dict(_removable(cell)) for cell in named if cell.is_dir() and cell.resolve() == cell}
     left = sum(sum(sizes.values()) for sizes in files.values())
+    removed = []
     for cell, sizes in files.items():
         if left <= limit:
             break
@@ -54,6 +59,9 @@ def trim(sweep: Path, limit: int = LIMIT) -> None:
                     with contextlib.suppress(OSError):  # it is not empty
                         Path(folder).rmdir()
         left -= sum(sizes.values())
+        removed.append(sum(sizes.values()))
+    removed = [size for size in removed if size]
+    return len(removed), sum(removed)
 
 
 def _removable(cell: Path) -> Iterator[tuple[Path, int]]:

@@ -4,6 +4,7 @@ import copy
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -300,6 +301,9 @@ class LitCLI(LightningCLI):
         config.logger = [] if config.logger is True else as_list(config.logger)
         trainer = super().instantiate_trainer(**kwargs)
         check_started(trainer)
+        if trainer.num_devices * trainer.num_nodes == 1:
+            # Also a run alone may have a group of processes: that of vLLM's engine
+            warnings.filterwarnings("ignore", "It is recommended to use `self.log.*sync_dist=True")
         check_strategy(trainer)  # before it starts processes
         return trainer
 

@@ -20,6 +20,8 @@ from lit_klrb.seeding import derive_seed, forked_rng
 
 # vLLM's seeds are signed 32-bit integers.
 _SEEDS = 2**31
+# Options by which an engine starts others, to which weights in this process's memory cannot be sent.
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 class VLLMBackend:
@@ -33,10 +35,14 @@ class VLLMBackend:
         options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
 
     Raises:
-        ConfigurationError: If vLLM is not installed.
+        ConfigurationError: If an engine would have several processes, or vLLM is not installed.
     """
 
     def __init__(self, options: dict[str, Any] | None = None) -> None:
+        for name in _PARALLEL:
+            if (size := (options or {}).get(name, 1)) not in (1, None):
+                problem = f"{name} must be 1, as each process has an engine of its own, got {size}"
+                raise ConfigurationError(problem, key="vllm_options")
         if importlib.util.find_spec("vllm") is None:
             raise ConfigurationError(
                 "vllm is not installed; pip install 'lit-klrb[vllm]', or choose transformers",

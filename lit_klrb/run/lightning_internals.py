@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.plugins.precision import HalfPrecision, Precision
 from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
 from lightning.pytorch.trainer.states import TrainerFn
@@ -41,6 +42,17 @@ def attach(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataM
     trainer.strategy.connect(module)
     trainer._data_connector.attach_data(module, datamodule=data)
     _verify_loop_configurations(trainer)
+
+
+def name_run(logger: Logger, name: str, folder: str) -> None:
+    """Give MLflow's run a name and W&B's files a folder, where the configuration has none.
+
+    MLflow would draw a name, the same one for each run with a seed, and W&B write to the working directory.
+    """
+    if isinstance(logger, MLFlowLogger) and logger._run_name is None:
+        logger._run_name = name
+    if isinstance(logger, WandbLogger) and logger._wandb_init["dir"] in (None, "."):
+        logger._wandb_init["dir"] = logger._save_dir = folder
 
 
 def set_logged_step(trainer: L.Trainer, step: int) -> None:

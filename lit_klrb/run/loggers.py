@@ -14,6 +14,7 @@ from lit_klrb import schema
 from lit_klrb.errors import printable, refusing
 from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.run.directory import RunDirectory, next_attempt
+from lit_klrb.run.lightning_internals import name_run
 
 # Where W&B finds the id of a run whose logger has none.
 WANDB_ID = "WANDB_RUN_ID"
@@ -95,6 +96,7 @@ def tell_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any], directo
     named = os.environ.setdefault(WANDB_ID, directory.run_id) != directory.run_id
     try:
         for logger in loggers:
+            name_run(logger, f"{root.name} {directory.run_id}", str(root))
             with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
                 logger.log_hyperparams(hyperparameters)
     finally:

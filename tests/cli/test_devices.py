@@ -1,9 +1,14 @@
 """One process trains unless more are asked for, whatever the machine has, and the run says how many did."""
 
 import json
+import socket
 
 import pytest
 from lightning.pytorch.accelerators import CPUAccelerator
+from runs import in_processes
+from torch import distributed
+
+from lit_klrb.cli.main import main
 
 ALL = "; --trainer.devices 2 would use all devices, each on a batch of its own"
 
@@ -15,6 +20,22 @@ def test_a_machine_with_two_devices_trains_in_one_process_unless_asked(chain, tm
     assert f"training in 1 process, 16 rows per step{ALL}\n" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["processes"], summary["rows_per_step"]) == (1, 16)
+
+
+def beside_an_engine(argv):
+    """A run in a process that is in a group of its own, as vLLM's engine is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    return main(argv)
+
+
+def test_a_run_alone_is_told_nothing_of_other_processes(chain, tmp_path):
+    argv = chain.commands.argv("fit", "sft", "--trainer.max_steps", "2", run=tmp_path / "run")
+    in_processes(1, beside_an_engine, argv, tmp_path / "log")
+    assert "wrote" in (tmp_path / "log").read_text()
+    assert "sync_dist" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(

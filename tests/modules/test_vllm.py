@@ -134,6 +134,13 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     assert torch.equal(again.tokens, theirs.tokens)
 
 
+def test_an_engine_of_several_processes_is_refused(chain, tmp_path, capsys):
+    options = ["--model.rollout_backend", "vllm", "--model.vllm_options", "{tensor_parallel_size: 2}"]
+    assert chain.run("fit", "rloo", *options, run=tmp_path / "run") == 2
+    problem = "tensor_parallel_size must be 1, as each process has an engine of its own, got 2"
+    assert capsys.readouterr().err == f"error: model.init_args.vllm_options: {problem}\n"
+
+
 def test_what_does_not_start_is_one_line_before_the_evaluation(chain, tmp_path, vllm, monkeypatch, capsys):
     def fails(*_, **__):
         raise RuntimeError("no memory\nfor the cache")

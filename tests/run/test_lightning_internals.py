@@ -2,14 +2,17 @@ import signal
 import subprocess
 import sys
 import time
+from types import ModuleType, SimpleNamespace
 
 import lightning as L
 from lightning.fabric.strategies.launchers import subprocess_script
+from lightning.pytorch.loggers import mlflow, wandb
 
 from benchmarks.kills.children import Child
 from lit_klrb.run import lightning_internals
 from lit_klrb.run.lightning_internals import (
     count_completed_batches,
+    name_run,
     say_before_kill,
     set_logged_epoch,
     set_logged_step,
@@ -47,6 +50,21 @@ def test_a_batch_that_has_begun_is_not_counted():
     count_completed_batches(checkpoint)
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     assert progress.total.ready == 3
+
+
+def test_runs_of_mlflow_have_a_name_and_files_of_wandb_a_folder_unless_the_configuration_says(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lambda uri: None))
+    monkeypatch.setattr(mlflow, "_MLFLOW_AVAILABLE", True)
+    monkeypatch.setattr(wandb, "_WANDB_AVAILABLE", True)
+    for own, expected in ((None, "mine 1f"), ("theirs", "theirs")):
+        logger = mlflow.MLFlowLogger(run_name=own)
+        name_run(logger, "mine 1f", "runs/mine")
+        assert logger._run_name == expected
+    for own, expected in ((".", "runs/mine"), ("elsewhere", "elsewhere")):
+        logger = wandb.WandbLogger(save_dir=own)
+        name_run(logger, "mine 1f", "runs/mine")
+        assert logger._wandb_init["dir"] == logger.save_dir == expected
 
 
 def hang_beside_a_failed_process(_):

@@ -2,7 +2,6 @@
 
 import os
 from collections import defaultdict
-from functools import partial
 
 import pytest
 from rich.console import Console
@@ -11,7 +10,6 @@ from analysis.design import read_plan
 from analysis.sweep import Clock, Coordinator, Progress, State, Store, coordinator
 from analysis.sweep.job import BUSY, MISPLACED
 from analysis.sweep.launchers import Exit
-from analysis.sweep.store import trim
 from lit_klrb.errors import OUTAGE
 
 
@@ -74,10 +72,10 @@ def launcher(store):
 
 @pytest.fixture
 def run(project, cells, store, launcher):
-    def run(console=None):
+    def run(console=None, **settings):
         plan = read_plan(project.directory / "plan.yaml")
         progress = Progress("plan", console or Console(quiet=True))
-        return Coordinator(plan, cells, store, launcher, progress).run()
+        return Coordinator(plan, cells, store, launcher, progress, **settings).run()
 
     return run
 
@@ -254,10 +252,15 @@ def test_the_time_left_follows_finished_cells(cells, store):
     assert clock.left(cells[-1:], 8) == 2.0
 
 
-def test_a_sweep_keeps_within_the_limit_and_what_cells_start_from(run, cells, store, launcher, monkeypatch):
-    monkeypatch.setattr("analysis.sweep.coordinator.trim", partial(trim, limit=0))
-    outcome = run()
+def test_a_sweep_keeps_within_the_limit_and_what_cells_start_from(run, cells, store, launcher, capsys):
+    outcome = run(Console(soft_wrap=True), storage=1e-12)
     assert outcome.complete
+    removed = (
+        "removed checkpoints, metrics and studies of 8 finished cells, 5.6e-08 GB, as finished cells had"
+    )
+    assert (
+        f"{removed} cells had more than 1e-12 GB; --storage sets another limit\n" in capsys.readouterr().out
+    )
     kept = {path.parents[1].name for path in store.directory.glob("cells/*/checkpoints/last.ckpt")}
     assert kept == {cell.id for cell in cells if cell.point is None}
     launcher.submitted.clear()
