@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test suite gpu mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest
+.PHONY: help chat demo test suite gpu mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest peers
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -78,6 +78,11 @@ lowest: .venv-lowest/.installed  ## the test suite with the lowest versions that
 engines: .venv-engines/.installed  ## vLLM's CPU build, Ray, SLURM, W&B and MLflow, run on this machine
 	.venv-engines/bin/python -m benchmarks.engines
 
+# Git snapshots of those without wheels are read from $PEERS_GIT, if it is given, and TRL's own tests from $TRL_CHECKOUT.
+peers: .venv-peers/.installed  ## which KL the newest releases of other trainers train with: fails where that changed
+	.venv-peers/bin/python -m benchmarks.peers $(if $(PEERS_GIT),--snapshots $(PEERS_GIT)) $(if $(KEEP),--keep)
+	$(if $(TRL_CHECKOUT),.venv-peers/bin/python -m benchmarks.peers.trl_suite $(TRL_CHECKOUT))
+
 .venv-newest/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
@@ -88,6 +93,16 @@ engines: .venv-engines/.installed  ## vLLM's CPU build, Ray, SLURM, W&B and MLfl
 	$(PYTHON) benchmarks/engines/floors.py > .venv-lowest/floors.txt
 	.venv-lowest/bin/python -m pip install --quiet --requirement .venv-lowest/floors.txt --editable . \
 	  pytest pytest-timeout pytest-xdist hypothesis 'setuptools>=77'
+	@touch $@
+
+# The wheels are kept, as they have the dates of the releases; without dependencies, which are engines for GPUs
+PEERS := trl verl openrlhf skyrl liger-kernel ms-swift torchrl axolotl tinker-cookbook llamafactory
+
+.venv-peers/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --requirement $<
+	.venv-peers/bin/python -m pip download --quiet --no-deps --dest .venv-peers/wheels $(PEERS)
+	.venv-peers/bin/python -m pip install --quiet --no-deps .venv-peers/wheels/*.whl
 	@touch $@
 
 # The first install chooses torch; packages of its builds for GPUs break the import of vLLM beside one for CPUs

@@ -1,1 +1,1 @@
-"""Which gradient the KL and distillation losses of other software have: each released one called and certified."""
+"""The KL and distillation losses of other software: each released one is called and certified."""

@@ -2,70 +2,33 @@
 
 usage: python -m benchmarks.peers [--wheels FOLDER] [--snapshots FOLDER] [--keep] [software ...]
 
-exit codes: 0 if every verdict is the kept one; 1 if not, or a loss could not be called, with what changed; 2 wrong
-usage. With --keep the verdicts are kept, and docs/other_software.md is written.
+exit codes: 0 if every verdict is the kept one; 1 if not, or a loss could not be called, with what
+changed; 2 for wrong usage. With --keep the verdicts are kept, and docs/other_software.md is written.
 """
 
 import argparse
-import importlib
-import os
 import pkgutil
 import sys
-import tempfile
 import time
-import traceback
-from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import PackageNotFoundError
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers import adapters, page, verdicts
+from benchmarks.peers.examine import examine
 
 ADAPTERS = [module.name for module in pkgutil.iter_modules(adapters.__path__)]
 # Those whose losses take the longest start first
 SLOWEST = ("trl", "slime", "tinker", "verl", "prime_rl", "skyrl")
 
 
-def examine(adapter: str, wheels: Path, snapshots: Path | None) -> dict[str, Any] | str:
-    """The source and the verdicts of one software; a sentence where it is not there.
-
-    Called in a process of its own, as software that is imported changes what it finds there.
-    """
-    os.environ |= {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-    import torch
-
-    from benchmarks.peers.importing import STUBS, unpack, wheel_source
-    from benchmarks.peers.setting import verdict
-
-    torch.set_num_threads(1)
-    module = importlib.import_module(f"benchmarks.peers.adapters.{adapter}")
-    with tempfile.TemporaryDirectory() as folder:
-        if hasattr(module, "REPOSITORY"):
-            if snapshots is None:
-                return "left out, as no folder of snapshots is given (PEERS_GIT)"
-            source = unpack(snapshots, module.REPOSITORY, module.FOLDERS, Path(folder))
-            if source is None:
-                return f"left out, as {snapshots} has no snapshot of {module.REPOSITORY}"
-            sys.path[:0] = [str(Path(folder) / path) for path in module.PATHS]
-        else:
-            try:
-                source = wheel_source(module.DISTRIBUTION, wheels)
-            except PackageNotFoundError:
-                return f"left out, as {module.DISTRIBUTION} is not installed"
-        losses, failures = {}, []
-        try:
-            for setting in module.settings():
-                try:
-                    losses[setting.name] = verdict(setting)
-                except Exception as error:  # other software may raise anything
-                    failures.append(f"{setting.name}: {type(error).__name__}: {error}")
-        except Exception:
-            failures.append(traceback.format_exc(limit=-2).replace("\n", " | "))
-    return {**source._asdict(), "stubs": sorted(STUBS.names), "losses": losses, "failures": failures}
+def two_processes() -> Executor:
+    """Runs each task in a process of its own, two at a time."""
+    return ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Examine the software in two processes, say what differs, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -76,11 +39,11 @@ def main() -> int:
     )
     parser.add_argument("--snapshots", type=Path, help="a folder with git directories named owner+name")
     parser.add_argument("--keep", action="store_true", help="keep the verdicts, and write the page")
-    options = parser.parse_args()
-    start, kept, changed = time.monotonic(), verdicts.read(), False
+    options = parser.parse_args(argv)
+    start, kept, changed = time.monotonic(), verdicts.read(verdicts.FILE), False
     chosen = options.software or sorted(ADAPTERS, key=lambda name: (name not in SLOWEST, name))
     found: verdicts.Verdicts = {}
-    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
+    with two_processes() as pool:
         tasks = {name: pool.submit(examine, name, options.wheels, options.snapshots) for name in chosen}
         for name, task in tasks.items():
             result = task.result()
@@ -98,8 +61,8 @@ def main() -> int:
     print(f"{losses} losses of {len(found)} software in {time.monotonic() - start:.0f} s")
     if options.keep:
         whole = {name: found.get(name, kept.get(name)) for name in ADAPTERS if name in {*found, *kept}}
-        verdicts.write(whole)
-        page.write(whole)
+        verdicts.write(whole, verdicts.FILE)
+        page.write(whole, page.PAGE)
         print(f"{verdicts.FILE} and {page.PAGE} are written")
         return 0
     if changed:

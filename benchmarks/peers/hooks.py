@@ -23,7 +23,8 @@ def load_hook(name: str) -> ModuleType:
     with tempfile.TemporaryDirectory() as folder:
         write_hooks(Path(folder))
         specification = importlib.util.spec_from_file_location(name, Path(folder) / f"{name}.py")
-        assert specification is not None and specification.loader is not None
+        assert specification is not None
+        assert specification.loader is not None
         module = importlib.util.module_from_spec(specification)
         sys.modules[name] = module
         specification.loader.exec_module(module)
@@ -31,7 +32,7 @@ def load_hook(name: str) -> ModuleType:
 
 
 def install_plugin(folder: Path, group: str, name: str) -> None:
-    """Make a file of the page an installed package with an entry point, in a folder that is put on the path."""
+    """Make a file of the page an installed package with an entry point, in a folder put on the path."""
     write_hooks(folder)
     about = folder / f"{name}-1.0.dist-info"
     about.mkdir()

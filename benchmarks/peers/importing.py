@@ -21,7 +21,12 @@ import typing_extensions
 
 
 class _Missing(type):
-    """Attributes of a class that is not there are such classes, too."""
+    """Attributes of a class that is not there are such classes, too, and it is a decorator."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        if "decorates" in vars(cls) and len(arguments) == 1 and callable(arguments[0]) and not options:
+            return arguments[0]
+        return super().__call__(*arguments, **options)
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -30,11 +35,12 @@ class _Missing(type):
 
 
 class Absent(metaclass=_Missing):
-    """Stands for whatever a module that is not installed would have: importable, subclassable, a decorator."""
+    """Stands for whatever a module that is not installed has: a base class, a decorator, a function."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
+        """Itself, or as a decorator what it decorates."""
         return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else self
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +65,7 @@ class _AbsentModule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         # A class of its own, as two of them can be bases of one class
-        setattr(self, name, type(name, (Absent,), {}))
+        setattr(self, name, _Missing(name, (Absent,), {"decorates": True}))
         return getattr(self, name)
 
 
@@ -176,7 +182,7 @@ def unpack(snapshots: Path, repository: str, folders: Sequence[str], target: Pat
 
 
 def argument_defaults(script: Path) -> dict[str, Any]:
-    """The defaults of the options that a script adds to an `argparse` parser, without the dashes before them."""
+    """The defaults of the options that a script adds to an `argparse` parser, by name without dashes."""
     defaults: dict[str, Any] = {}
     for call in ast.walk(ast.parse(script.read_text("utf-8"))):
         if (

@@ -9,7 +9,8 @@ from .setting import HOOK
 PAGE = Path(__file__).parents[2] / "docs" / "other_software.md"
 BEGIN, END = "<!-- peers: written by make peers -->", "<!-- end of peers -->"
 TITLES = {
-    "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "skyrl": "SkyRL", "liger": "Liger", "swift": "ms-swift",
+    "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "skyrl": "SkyRL", "liger": "Liger",
+    "swift": "ms-swift",
     "torchrl": "torchrl", "axolotl": "axolotl", "tinker": "tinker-cookbook", "llamafactory": "LLaMA-Factory",
     "nemo_rl": "NeMo-RL", "prime_rl": "prime-rl", "slime": "slime", "open_instruct": "open-instruct",
     "rlhf_book": "rlhf-book",
@@ -49,7 +50,7 @@ def _numbers(values: list[float | None]) -> str:
     return " ".join("–" if value is None else f"{value:.2f}" for value in values)
 
 
-def write(verdicts: Mapping[str, Any], page: Path = PAGE) -> None:
+def write(verdicts: Mapping[str, Any], page: Path) -> None:
     """Replace the table of the page."""
     before, _, rest = page.read_text("utf-8").partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{table(verdicts)}\n{END}{rest.partition(END)[2]}", "utf-8")

@@ -49,7 +49,7 @@ def with_mask(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def verdict(setting: Setting) -> dict[str, Any]:
-    """What is certified of a loss: its gradient, how far that is from the KL's, and how much it spreads."""
+    """What is certified of a loss: its gradient, how far that is from the KL's, and its spread."""
     loss = BoundLoss(setting.loss, setting.function, {}, {})
     found = certify(loss, takes_mask=loss.takes_mask, takes_old=loss.takes_old)
     gradient, batches = found.on_policy, spread(loss)
@@ -68,7 +68,7 @@ def verdict(setting: Setting) -> dict[str, Any]:
 
 
 def _worst(gradient: GradientIdentity, kl: float) -> tuple[float, float]:
-    """The smallest cosine with the KL's gradient and the largest bias, of the pairs of models with this KL."""
+    """The smallest cosine with the KL's gradient and the largest bias, of the pairs with this KL."""
     levels = [level for level in gradient.levels if abs(level.kl - kl) < 1e-6]
     cosine = min(level.cosines["kl"] or 0.0 for level in levels)
     return round(cosine, 4), round(max(level.bias for level in levels), 4)

@@ -13,12 +13,12 @@ TOLERANCE = 2e-3
 Verdicts = dict[str, dict[str, Any]]  # by software: its source, and its losses by name
 
 
-def read(file: Path = FILE) -> Verdicts:
+def read(file: Path) -> Verdicts:
     """The kept verdicts."""
     return json.loads(file.read_text("utf-8")) if file.exists() else {}
 
 
-def write(verdicts: Mapping[str, Any], file: Path = FILE) -> None:
+def write(verdicts: Mapping[str, Any], file: Path) -> None:
     """Keep verdicts, one loss a line."""
     lines = []
     for software, about in verdicts.items():

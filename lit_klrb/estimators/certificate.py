@@ -246,7 +246,7 @@ def _partly(
     known: list[dict[str, Tensor]],
     expected: list[Expected],
 ) -> GradientIdentity:
-    """The identity of a gradient that is a known one with some pairs only, a sum of known ones, or another."""
+    """The identity of a gradient that is a known one with some pairs, a sum of known ones, or another."""
     gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
     agreeing: dict[str, list[int]] = {name: [] for name in (*known[0], ZERO)}
     for name, indices in agreeing.items():

@@ -18,12 +18,12 @@ def token_losses(
 ) -> Tensor:
     """Losses per token whose sum over tokens and mean over completions has the gradient of the surrogate.
 
-    Their values mean nothing, only their gradients: each is the log-probability times what the surrogate's
-    gradient has for it. A trainer may divide them by numbers of tokens, split them into micro-batches, and sum.
+    Only their gradients mean something: each is the log-probability times what the surrogate's gradient has
+    for it. A trainer may divide them by numbers of tokens, split them into micro-batches, and sum them.
 
     Args:
-        estimator: One of sampled log-probabilities, such as `MonteCarloRewardToGo(off_policy="prefix")`, without
-            a baseline where `group_size` is 1.
+        estimator: One of sampled log-probabilities, such as `MonteCarloRewardToGo(off_policy="prefix")`,
+            without a baseline where `group_size` is 1.
         logprobs: Of the sampled tokens, shape [B, T], differentiable.
         ref_logprobs: Those of the reference or teacher, shape [B, T].
         old_logprobs: Those of the policy that the tokens are from, shape [B, T]; read with `off_policy`.
@@ -36,7 +36,8 @@ def token_losses(
     Example:
         >>> from lit_klrb.estimators import K2Loss
         >>> logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-        >>> losses = token_losses(K2Loss(baseline=None), logprobs, torch.zeros(1, 2), logprobs, torch.ones(1, 2) > 0)
+        >>> mask, reference = torch.ones(1, 2) > 0, torch.zeros(1, 2)
+        >>> losses = token_losses(K2Loss(baseline=None), logprobs, reference, logprobs, mask)
         >>> torch.autograd.grad(losses.sum(), logprobs)[0]
         tensor([[-1., -2.]])
     """

@@ -57,7 +57,8 @@ def settings() -> Iterator[Setting]:
     keys = ("reference_policy_kl_type", "token_level_loss", "use_on_policy_kl_approximation")
     defaults = {key: field_default(config, key) for key in keys}
     for changes in (
-        {}, {"reference_policy_kl_type": "k2"}, {"reference_policy_kl_type": "k1"}, {"token_level_loss": False},
+        {}, {"reference_policy_kl_type": "k2"}, {"reference_policy_kl_type": "k1"},
+        {"token_level_loss": False},
         {"use_on_policy_kl_approximation": True},
     ):  # fmt: skip
         options = defaults | changes

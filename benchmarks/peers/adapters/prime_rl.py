@@ -24,14 +24,15 @@ def batch_loss(module: Any, function: Any, *, rl: bool) -> Any:
         count = int(mask.sum())
         return module.compute_loss(
             list(logprobs), list(old_logprobs), list(ref_logprobs), zeros, list(mask),
-            None if rl else zeros, None, None if rl else list(mask.to(logprobs.dtype)), function, count, count, count,
+            None if rl else zeros, None, None if rl else list(mask.to(logprobs.dtype)), function,
+            count, count, count,
         )[0]  # fmt: skip
 
     return loss
 
 
 def settings() -> Iterator[Setting]:
-    """The losses of prime-rl; the KL's reference is the sampler in the first and the reference model in the second."""
+    """The losses of prime-rl; the reference is the sampler in the first, the model in the second."""
     load("pydantic_config", "pydantic_config").BaseConfig = pydantic.BaseModel
     module = load("prime_rl.trainer.rl.loss")
     config = load("prime_rl.configs.trainer").DefaultLossConfig

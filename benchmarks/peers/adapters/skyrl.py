@@ -30,7 +30,7 @@ def _in_reward(
     coefficient: float,
     names: tuple[str, str] = ("rloo", "regular"),
 ) -> Any:
-    """The trainer's penalty of rewards of 0, advantages, their reduction, and a policy loss, by their names."""
+    """The trainer's penalty of rewards of 0, advantages, their reduction, and a policy loss, by name."""
     algorithm = SimpleNamespace(kl_estimator_type=kind, kl_loss_coef=coefficient)
     penalised = SimpleNamespace(
         cfg=SimpleNamespace(trainer=SimpleNamespace(algorithm=algorithm)),

@@ -41,15 +41,15 @@ def arguments(**options: Any) -> Namespace:
             "custom_advantage_function_path": None, "advantage_estimator": "grpo", "use_opd": False,
             "use_opsm": False, "use_tis": False, "get_mismatch_metrics": False, "eps_clip": 0.2,
             "eps_clip_high": 0.2, "eps_clip_c": None, "entropy_coef": 0.0, "use_kl_loss": False,
-            "use_unbiased_kl": False, "kl_loss_coef": 0.0, "kl_loss_type": "k1", "calculate_per_token_loss": False,
-            "rollout_top_p": 1.0,
+            "use_unbiased_kl": False, "kl_loss_coef": 0.0, "kl_loss_type": "k1", "rollout_top_p": 1.0,
+            "calculate_per_token_loss": False,
             **options,
         }
     )  # fmt: skip
 
 
 def batch_loss(module: Any, args: Namespace) -> Any:
-    """`compute_advantages_and_returns` with rewards of 0, and `policy_loss_function`, averaged over completions."""
+    """`compute_advantages_and_returns` with rewards of 0, and `policy_loss_function`, over completions."""
 
     def loss(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
         lengths = mask.sum(-1).tolist()

@@ -16,8 +16,8 @@ DISTRIBUTION = "ms-swift"
 ENGINES = [
     f"swift.{name}"
     for name in (
-        "arguments", "dataloader", "dataset", "infer_engine", "megatron", "model", "rewards", "rollout", "template",
-        "trainers",
+        "arguments", "dataloader", "dataset", "infer_engine", "megatron", "model", "rewards", "rollout",
+        "template", "trainers",
     )
 ]  # fmt: skip
 
@@ -28,7 +28,8 @@ def _trainer(kind: Any, loss_type: str, beta: float) -> Any:
         kl_in_reward=False, rollout_importance_sampling_mode=None, log_rollout_offpolicy_metrics=False,
         disable_rollout_importance_sampling=True, importance_sampling_level="token", _has_teacher=False,
         loss_type=loss_type, off_policy_sequence_mask_delta=None, epsilon_low=0.2, epsilon_high=0.2,
-        args=SimpleNamespace(delta=None, top_entropy_quantile=1.0), max_completion_length=8, sdar_loss_coef=0.0,
+        args=SimpleNamespace(delta=None, top_entropy_quantile=1.0), max_completion_length=8,
+        sdar_loss_coef=0.0,
         chord_sft_iterator=None, accelerator=SimpleNamespace(num_processes=1, gather_for_metrics=lambda x: x),
         _metrics={"train": defaultdict(list)},
     )  # fmt: skip
@@ -65,8 +66,8 @@ def _in_reward(kind: Any, batch: Any, advantage: Any) -> Any:
     def loss(logprobs: Tensor, old_logprobs: Tensor, kl_rewards: Tensor, mask: Tensor) -> Tensor:
         count = len(mask)
         values, _ = advantage.compute_advantages(
-            torch.zeros(count, 1, dtype=logprobs.dtype), torch.ones(1, dtype=logprobs.dtype), count, "rloo", "none",
-            kl_in_reward=True, beta=0.04, kl_values=-kl_rewards,
+            torch.zeros(count, 1, dtype=logprobs.dtype), torch.ones(1, dtype=logprobs.dtype), count, "rloo",
+            "none", kl_in_reward=True, beta=0.04, kl_values=-kl_rewards,
         )  # fmt: skip
         values = advantage.expand_advantage_to_per_token(values, mask)
         return _policy_loss(

@@ -56,10 +56,11 @@ def _grpo(kind: Any, **options: Any) -> Any:
 
 
 def _rloo(kind: Any) -> Any:
-    """`_generate_and_score_completions` and `_compute_loss`, with rewards 0: the KL's advantages, and their loss."""
+    """`_generate_and_score_completions` with rewards of 0, and `_compute_loss`."""
     trainer = bare(
         kind, beta=0.05, args=MagicMock(per_device_train_batch_size=1), accelerator=_accelerator(),
-        model=SimpleNamespace(training=True, is_gradient_checkpointing=False), ref_model="reference", mask_truncated_completions=False, reward_clip_range=None,
+        model=SimpleNamespace(training=True, is_gradient_checkpointing=False), ref_model="reference",
+        mask_truncated_completions=False, reward_clip_range=None,
         reward_weights=torch.ones(1), reward_func_names=["zero"], normalize_advantages=False,
         epsilon_low=0.2, epsilon_high=0.2, aux_loss_enabled=False, pad_to_multiple_of=None,
         _tokenizer=SimpleNamespace(pad_token_id=0), _metrics={"train": defaultdict(list)},
