@@ -35,8 +35,8 @@ FITTED = {
 
 
 # What is printed of an estimator, in order
-LABELS = {"formula": "computes", "optimises": "optimises", "use": "use it for", "cost": "cost"}
-LABELS |= {"used_by": "used by", "caution": "caution", "refusal": "refused for training"}
+LABELS = {"use": "use it for", "refusal": "refused for training", "optimises": "optimises"}
+LABELS |= {"caution": "caution", "used_by": "used by", "cost": "cost", "formula": "computes"}
 
 
 def estimator_classes() -> dict[str, type[KLEstimator]]:

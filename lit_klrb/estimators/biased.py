@@ -27,7 +27,7 @@ class K1Loss(ComposedEstimator):
     refusal = f"its expected gradient is zero, so it does not regularise; {_INSTEAD}"
     explanation = Explanation(
         optimises="nothing: its expected gradient is zero, only noise remains",
-        used_by="implementations that differentiate k1",
+        used_by="the default type of a KL in slime's loss; an option in verl, SkyRL, OpenRLHF, open-instruct",
     )
 
 
@@ -40,7 +40,8 @@ class K2Loss(ComposedEstimator):
     refusal = f"{_TOKEN_LEVEL}; {_INSTEAD}"
     explanation = Explanation(
         optimises="each token's KL given its prefix, with the distribution of prefixes held fixed",
-        used_by="newer TRL GRPO, NeMo-RL and slime (as importance-weighted k3, whose gradient is the same)",
+        used_by="GRPO in TRL and NeMo-RL, as importance-weighted k3, whose gradient is the same; "
+        "distillation in Tinker, prime-rl and slime, as advantage",
     )
 
 
@@ -66,7 +67,8 @@ class K3Loss(ComposedEstimator):
     refusal = f"its gradient is the token-level part of that of KL(reference || policy); {_INSTEAD}"
     explanation = Explanation(
         optimises="each token's KL(reference || policy) given its prefix: the other direction",
-        used_by="GRPO in verl, SkyRL, open-instruct, torchtune and older TRL",
+        used_by="a KL in the loss in verl, SkyRL, ms-swift, Liger and open-instruct; distillation in verl "
+        "and torchrl",
     )
 
 
@@ -93,7 +95,7 @@ class K3Reward(ComposedEstimator):
     refusal = f"it omits the gradient of k3 itself; {_INSTEAD}"
     explanation = Explanation(
         optimises="the KL minus the other direction's token-level part: near zero close to the reference",
-        used_by="tunix PPO (its default); requested by users of TRL",
+        used_by="an option of a KL in the reward in verl, SkyRL and OpenRLHF",
     )
 
 
@@ -106,7 +108,7 @@ class RaoBlackwellLoss(ComposedEstimator):
     refusal = f"{_TOKEN_LEVEL}; {_INSTEAD}"
     explanation = Explanation(
         optimises="each token's KL given its prefix, with the distribution of prefixes held fixed",
-        used_by="token-level KL losses; on-policy distillation",
+        used_by="on-policy distillation in TRL (its default), ms-swift and NeMo-RL",
     )
 
 

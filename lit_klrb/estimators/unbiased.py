@@ -36,7 +36,7 @@ class MonteCarlo(ComposedEstimator):
     recipe = Recipe(value="k1", score=(Term("k1", "whole"),))
     explanation = Explanation(
         optimises=_KL,
-        used_by="TRL RLOO, verl RLOO",
+        used_by="a KL in the reward: TRL's RLOO, an option in verl, SkyRL and ms-swift",
         caution=(
             "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels that of the reward"
             " and the whole gradient can have far less variance than RaoBlackwell's"
@@ -53,7 +53,11 @@ class MonteCarloRewardToGo(DiscountedEstimator):
     """
 
     recipe = Recipe(value="k1", score=(Term("k1", "from_here"),))
-    explanation = Explanation(optimises=_KL, used_by="OpenRLHF")
+    explanation = Explanation(
+        optimises=_KL,
+        used_by="a KL in the reward: OpenRLHF's default, an option in slime; Tinker's kl_discount_factor 1",
+        caution="right as MonteCarlo, and noisy: each token is credited with sampled log ratios",
+    )
 
 
 @final
