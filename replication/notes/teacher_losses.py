@@ -1,10 +1,11 @@
 """Bias and noise of distillation losses with a teacher's likely tokens: TRL's, the Tinker cookbook's, ours.
 
-`python replication/notes/teacher_losses.py` prints a table. Both models are enumerable: six tokens, at most three
-in a completion. For a loss whose gradient on one completion has mean m and covariance C, and the exact gradient G
-of KL(student‖teacher), the entry for N completions is the root mean square error of their mean gradient relative
-to |G|, at the learning rate that makes it least: sqrt(1 - (G·m)² / (|G|² (|m|² + tr C / N))). For infinitely many
-it is the bias. Losses are those that TRL ships and, where it is installed, tinker-cookbook.
+`python replication/notes/teacher_losses.py` prints a table. Both models are enumerable: six tokens, at most
+three in a completion. For a loss whose gradient on one completion has mean m and covariance C, and the exact
+gradient G of KL(student‖teacher), the entry for N completions is the root mean square error of their mean
+gradient relative to |G|, at the learning rate that makes it least:
+sqrt(1 - (G·m)² / (|G|² (|m|² + tr C / N))). For infinitely many it is the bias. m and C are those of 4,000
+groups of four completions. Losses are those that TRL ships and, where it is installed, tinker-cookbook.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from lit_klrb.functional import served_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, num_prefixes
 from lit_klrb.integrations.tinker import TRACED_RANKS, loss_inputs, traced_loss
 
-V, LENGTH, GROUP, GROUPS = 6, 3, 4, 1500
+V, LENGTH, GROUP, GROUPS = 6, 3, 4, 4000
 KLS, SIZES = (0.3, 3.0), (16, 256)
 
 
@@ -49,7 +50,8 @@ def of_estimator(estimator: Any, k: int) -> Loss:
         )
         stats, mask = served_stats(own, ref, asked), sampled.mask
         weights = estimator.weights(stats.detach(), mask, group_size=GROUP)
-        return estimator.loss(stats, mask, weights) * len(mask)
+        mean: Tensor = estimator.loss(stats, mask, weights)
+        return mean * len(mask)
 
     return loss
 
@@ -99,20 +101,15 @@ def trl_losses() -> dict[str, Loss]:
 
     def full(sampled: Sampled) -> Tensor:
         eye = torch.eye(V, dtype=sampled.logits.dtype)
+        one = torch.tensor(1.0)  # by which it divides the sum
         loss, *_ = _chunked_divergence_loss(
-            sampled.logits,
-            sampled.ref_logits,
-            eye,
-            eye,
-            sampled.mask,
-            1.0,
-            num_items_in_batch=torch.tensor(1.0),
+            sampled.logits, sampled.ref_logits, eye, eye, sampled.mask, 1.0, num_items_in_batch=one
         )
         return loss
 
     def of_server(sampled: Sampled) -> Tensor:
         own, ref = sampled.logits.log_softmax(-1), sampled.ref_logits.log_softmax(-1)
-        trainer = SimpleNamespace(beta=1.0, loss_add_tail=True, reverse_kl_top_1_mode="sampled")
+        trainer: Any = SimpleNamespace(beta=1.0, loss_add_tail=True, reverse_kl_top_1_mode="sampled")
         for name in ("_get_reverse_kl_top_1_tokens", "_compute_sparse_top_1_divergence_loss"):
             setattr(trainer, name, getattr(ServerDistillationTrainer, name).__get__(trainer))
         trainer._reduce_divergence_loss = ServerDistillationTrainer._reduce_divergence_loss
@@ -176,7 +173,7 @@ def cookbook_losses() -> dict[str, Loss]:
                 SimpleNamespace(loss_fn_inputs={"weights": SimpleNamespace(to_torch=lambda row=row: row)})
                 for row in weights
             ]
-            total, _ = reverse_kl_custom_loss(data, [*own])
+            total: Tensor = reverse_kl_custom_loss(data, [*own])[0]
             return total
 
         return loss
@@ -193,6 +190,7 @@ def our_losses() -> dict[str, Loss]:
     topk: dict[str, Any] = {"support": "reference"}
     own: dict[str, Any] = {**topk, "baseline": None, "discount": 0.0, "allow_biased": True}
     return {
+        "ours, local teacher": of_estimator(RaoBlackwellTopK(k=V, **topk), V),
         "ours, top 2": of_estimator(RaoBlackwellTopK(k=2, **topk), 2),
         "ours, top 4": of_estimator(RaoBlackwellTopK(k=4, **topk), 4),
         "ours, top 2, discount 0": of_estimator(RaoBlackwellTopK(k=2, **own), 2),
