@@ -59,7 +59,7 @@ class EnumeratedModels(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Expected gradients, [contexts, V] each: of the loss, and of the loss times its tokens per completion."""
+    """Expected gradients, [contexts, V]: of the loss, and of the loss times its tokens per completion."""
 
     plain: Tensor
     by_tokens: Tensor
