@@ -255,12 +255,9 @@ def test_the_time_left_follows_finished_cells(cells, store):
 def test_a_sweep_keeps_within_the_limit_and_what_cells_start_from(run, cells, store, launcher, capsys):
     outcome = run(Console(soft_wrap=True), storage=1e-12)
     assert outcome.complete
-    removed = (
-        "removed checkpoints, metrics and studies of 8 finished cells, 5.6e-08 GB, as finished cells had"
-    )
-    assert (
-        f"{removed} cells had more than 1e-12 GB; --storage sets another limit\n" in capsys.readouterr().out
-    )
+    output = capsys.readouterr().out
+    assert "removed checkpoints, metrics and studies of 8 finished cells, 5.6e-08 GB" in output
+    assert "had more than 1e-12 GB; --storage sets another limit\n" in output
     kept = {path.parents[1].name for path in store.directory.glob("cells/*/checkpoints/last.ckpt")}
     assert kept == {cell.id for cell in cells if cell.point is None}
     launcher.submitted.clear()
