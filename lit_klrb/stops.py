@@ -1,15 +1,19 @@
 """Handling of Ctrl-C and SIGTERM."""
 
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 # What a job of SLURM asks for before its time is over, with --signal=USR1@90; only heard in one.
 WARNING, JOB = signal.SIGUSR1, "SLURM_JOB_ID"
+# When SLURM ends the job, and the lead that it should give, as a multiple of the time that a save takes.
+END, LEAD = "SLURM_JOB_END_TIME", 3
 NAMES: dict[int, str] = {int(number): name for number, name in SIGNALS.items()} | {WARNING: "SIGUSR1"}
 # Progress bars hide a terminal's cursor.
 SHOW_CURSOR = b"\x1b[?25h"
@@ -44,6 +48,28 @@ class Stopped(BaseException):
         return f"SLURM's job {job} is requeued"
 
 
+def lead_line(save: float, since: float) -> str | None:
+    """A line on a job of SLURM that ends before its checkpoint is saved; None if it does not, or may not.
+
+    Args:
+        save: Seconds that a save took.
+        since: Seconds since the warning.
+
+    Example:
+        >>> os.environ[END] = str(int(time.time()) + 10)
+        >>> print(lead_line(save=30.0, since=5.0))
+        SLURM ends this job in 10 s, and a save took 30 s: submit it with --signal=USR1@95 or more
+        >>> lead_line(save=2.0, since=5.0), os.environ.pop(END) and None
+        (None, None)
+    """
+    end = os.environ.get(END, "")
+    if not end.isdecimal() or (left := int(end) - time.time()) >= save:
+        return None
+    needed = math.ceil(LEAD * save + since)
+    took = f"and a save took {save:.0f} s: submit it with --signal=USR1@{needed} or more"
+    return f"SLURM ends this job in {max(0.0, left):.0f} s, {took}"
+
+
 class Stops:
     """Handles Ctrl-C and SIGTERM while a block runs; a second signal ends the process at once.
 
@@ -61,6 +87,7 @@ class Stops:
     def __init__(self, later: str = "") -> None:
         self.later = later
         self.asked: int | None = None
+        self.asked_at = 0.0  # when, as of `time.monotonic`
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -85,8 +112,11 @@ class Stops:
                 return
             if os.isatty(2):
                 os.write(2, SHOW_CURSOR)
+            # A save that is cut off by the end of the job's time leaves the checkpoint before it
+            if (line := Stopped(self.asked).requeued()) is not None:
+                os.write(2, f"{line}\n".encode())
             os._exit(128 + number)
-        self.asked = number
+        self.asked, self.asked_at = number, time.monotonic()
         if not self.later:
             raise Stopped(number)
         # `print` cannot be used here: the signal may have interrupted one.

@@ -1,5 +1,6 @@
 """Checkpoints at the start of a step, when all earlier metrics are on disk, and stops on a signal there."""
 
+import sys
 import time
 from collections.abc import Collection
 from datetime import timedelta
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.lightning_internals import count_completed_batches
 from lit_klrb.run.loggers import MetricsLogger
-from lit_klrb.stops import Stopped, Stops
+from lit_klrb.stops import WARNING, Stopped, Stops, lead_line
 
 # The default interval between checkpoints: the maximum time of training that a kill loses; and the least one,
 # as a multiple of the time that saving took.
@@ -42,6 +43,7 @@ class RunCheckpoint(ModelCheckpoint):
         train_time_interval: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
+        self.seconds: float | None = None  # that the latest save took
         self._adapts = not (every_n_train_steps or train_time_interval or kwargs.get("every_n_epochs"))
         if self._adapts:
             train_time_interval = INTERVAL
@@ -62,9 +64,10 @@ class RunCheckpoint(ModelCheckpoint):
             return
         began = time.monotonic()
         super().on_train_batch_end(trainer, pl_module, {}, batch, batch_idx)
-        if self._adapts and self._last_global_step_saved == trainer.global_step:
-            took = timedelta(seconds=time.monotonic() - began)
-            self._train_time_interval = max(INTERVAL, TIMES * took)
+        if self._last_global_step_saved == trainer.global_step:
+            self.seconds = time.monotonic() - began
+            if self._adapts:
+                self._train_time_interval = max(INTERVAL, TIMES * timedelta(seconds=self.seconds))
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Do nothing; `on_train_batch_start` of the next step saves."""
@@ -144,5 +147,14 @@ class StopBetweenSteps(L.Callback):
             number = int(trainer.strategy.reduce(asked, reduce_op="max"))
         if number:
             if save and self.checkpoint is not None:
+                self._check_lead(trainer, number)
                 trainer.save_checkpoint(self.checkpoint)
             raise Stopped(number)
+
+    def _check_lead(self, trainer: L.Trainer, number: int) -> None:
+        """Say so where a job of SLURM ends before a save does."""
+        saves = [c.seconds for c in trainer.callbacks if isinstance(c, RunCheckpoint)]  # type: ignore[attr-defined]
+        if number == WARNING and trainer.is_global_zero and saves and saves[0] is not None:
+            line = lead_line(saves[0], time.monotonic() - self._stops.asked_at)
+            if line is not None:
+                print(line, file=sys.stderr, flush=True)

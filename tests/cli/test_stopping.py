@@ -1,7 +1,9 @@
 """Ctrl-C and SIGTERM: the checkpoint, the command that resumes, the exit code."""
 
 import os
+import re
 import signal
+import time
 
 import pytest
 import torch
@@ -50,6 +52,27 @@ def test_a_signal_saves_and_the_printed_command_goes_on(chain, signalled, tmp_pa
     assert not (run / "summary.json").exists()
     assert main(resume_command(line)) == 0
     assert_same_run(chain.root / stage, run)
+
+
+@pytest.mark.parametrize(("left", "warned"), [(0, True), (1000, False)])
+def test_a_warning_of_slurm_saves_requeues_and_says_if_it_came_too_late(
+    chain, signalled, tmp_path, capsys, monkeypatch, left, warned
+):
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left))
+    saves, run = ["--checkpoint.every_n_train_steps", "1"], tmp_path / "run"
+    assert signalled(signal.SIGUSR1, "on_after_backward", 3, "fit", "sft", *saves, run=run) == 138
+    printed = capsys.readouterr().err
+    assert "SLURM's job 7 is requeued" in printed
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    assert (
+        bool(re.search(r"SLURM ends this job in 0 s, and a save took \d+ s: submit it with", printed))
+        == warned
+    )
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,25 @@ def test_the_second_one_ends_the_process(second):
     assert exit_code_of(twice) == CODES[second]
 
 
+@pytest.mark.parametrize(("first", "asked"), [(signal.SIGUSR1, "requeue 7\n"), (signal.SIGTERM, "")])
+def test_a_save_that_the_end_of_a_slurm_job_cuts_off_is_followed_by_a_requeue(
+    tmp_path, monkeypatch, first, asked
+):
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "asked").touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    def cut_off():
+        with Stops(later="saving"):
+            os.kill(os.getpid(), first)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert exit_code_of(cut_off) == 143
+    assert (tmp_path / "asked").read_text() == asked
+
+
 @pytest.mark.parametrize("later", ["", "wait"])
 def test_in_a_sweeps_cell_it_changes_nothing(later, monkeypatch):
     monkeypatch.setattr(Stops, "at_once", False)
