@@ -62,7 +62,7 @@ def encode_prompts(
     parsed = parse_rows(source, rows, "prompts")
     if any(row.prompt is None for row in parsed):
         raise ConfigurationError(f"{source} has texts, whose beginnings are no prompts here", key="prompts")
-    return read_prompts(parsed, tokenizer, 1, 1, system, teacher_system, key="prompts")
+    return read_prompts(parsed, tokenizer, 1, 1, system, teacher_system, key="prompts", say=say_once)
 
 
 def encode_windows(

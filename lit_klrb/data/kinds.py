@@ -199,26 +199,25 @@ class _Reading:
     def content(self, name: str) -> Content:
         """The text or the conversation in a column."""
         value = self.row.get(name)
-        self.used.add(name)
-        if not self.first(name):
-            raise LeftOutError("empty")
-        if isinstance(value, (list, Mapping)) or name in CHATS:
-            self.used.add("tools")
-            if name in CHATS[1:]:
-                self.note(f"{name} {'are' if name.endswith('s') else 'is'} messages")
-            chat = Conversation.read(self.place, value, without_none(self.row.get("tools")))
-            if any(message.get("weight") not in (None, 0, 1) for message in chat.messages):
-                self.note("weights of messages other than 0 count as 1")
-            return chat
-        if not isinstance(value, str) or not is_unicode(value):
-            raise LeftOutError(f"{kind_of(value)} as {name}")
-        return value
+        if not self.first(name) or not (isinstance(value, (list, Mapping)) or name in CHATS):
+            return self.text(name)
+        self.used.update((name, "tools"))
+        if name in CHATS[1:]:
+            self.note(f"{name} {'are' if name.endswith('s') else 'is'} messages")
+        chat = Conversation.read(self.place, value, without_none(self.row.get("tools")))
+        if any(message.get("weight") not in (None, 0, 1) for message in chat.messages):
+            self.note("weights of messages other than 0 count as 1")
+        return chat
 
     def text(self, name: str) -> str:
         """The text in a column."""
-        if not isinstance(text := self.content(name), str):
-            raise LeftOutError(f"a list as {name}; conversations belong in the column messages")
-        return text
+        self.used.add(name)
+        value = self.row.get(name)
+        if not self.first(name):
+            raise LeftOutError("empty")
+        if not isinstance(value, str) or not is_unicode(value):
+            raise LeftOutError(f"{kind_of(value)} as {name}")
+        return value
 
     def question(self, name: str) -> Content:
         """The prompt in a column, with what stands beside a question."""

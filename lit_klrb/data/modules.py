@@ -9,7 +9,7 @@ import torch
 
 from lit_klrb.data.base import LEAST, CorpusDataModule, GivenAnswers, WholeTexts, log
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import LeftOutError
+from lit_klrb.data.chat import Conversation, LeftOutError, is_left_alone
 from lit_klrb.data.corpora import GRAMMAR, Source, held_out_prompts
 from lit_klrb.data.encode import Encoded, Reader, end_tokens
 from lit_klrb.data.grammar import ReviewGrammar
@@ -45,6 +45,11 @@ class ReviewDataModule(WholeTexts):
         """Token ids of a row with its end, and which of them are trained on."""
         (answer,) = row.answers
         answers_only = self.train_on == "answers"
+        marked = isinstance(answer, Conversation) and any(map(is_left_alone, answer.messages))
+        if marked and not answers_only:
+            self.say(
+                f"{self.source}: train_on=all is also of messages that are marked as not to be trained on"
+            )
         if row.prompt is None:
             ids, mask = reader.whole(answer, answers_only)
         else:

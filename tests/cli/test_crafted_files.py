@@ -155,4 +155,4 @@ def test_data_are_rows_of_text(chain, tmp_path, capsys):
     source = tmp_path / "train.jsonl"
     source.write_text(json.dumps({"text": {"path": "/etc/passwd", "bytes": None}, "label": 1}) + "\n")
     assert chain.run("fit", "sft", "--data.source", str(source), run=tmp_path / "run") == 2
-    assert "has the text {" in capsys.readouterr().err
+    assert "1 of 1 train rows cannot be read: 1 a dict as text" in capsys.readouterr().err

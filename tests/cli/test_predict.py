@@ -76,8 +76,8 @@ def test_a_policy_without_a_reward(chain, tmp_path):
     ("rows", "message"),
     [
         ([{"text": "The film"}], "has no test split with rows; its splits: train; one in 20 of its"),
-        ([{"prompt": 5}], "row 1 has the prompt 5; a text of Unicode characters is expected"),
-        ([{"words": "The film"}], "row 1 has no column prompt, messages or text; its columns: words"),
+        ([{"prompt": 5}], "1 of 1 test rows cannot be read: 1 a number as prompt"),
+        ([{"words": "The film"}], "1 no column prompt, messages or text; its columns: words"),
         ([{"prompt": ""}], "1 of 1 test rows cannot be read: 1 empty"),
         (
             [{"prompt": "The film " * 70}],

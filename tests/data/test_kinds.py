@@ -5,7 +5,9 @@ from chat_tokenizer import TEMPLATE, chat_of, chat_tokenizer, message, reader_of
 
 from lit_klrb.data.chat import Conversation, LeftOutError
 from lit_klrb.data.encode import Reader, decoded
-from lit_klrb.data.kinds import parse_row
+from lit_klrb.data.kinds import Row, parse_row
+from lit_klrb.data.lengths import Selection
+from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.errors import ConfigurationError
 
 ASK, NO, YES = message("user", "Is 7 even?"), message("assistant", "No."), message("assistant", "Yes.")
@@ -132,7 +134,7 @@ def test_a_row_that_its_author_excludes_is_left_out(want, row):
 
 
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False}, {"masked": True}])
-def test_an_answer_that_its_author_excludes_is_not_trained_on(mark):
+def test_an_answer_that_its_author_excludes_is_not_trained_on(mark, caplog):
     """axolotl#1703, verl#5472: it is read, as what the next one follows."""
     turns = [ASK, {**YES, **mark}, message("user", "Sure?"), {**NO, "weight": 1}]
     shared = [{"from": turn["role"], "value": turn["content"], **turn} for turn in turns]
@@ -143,6 +145,9 @@ def test_an_answer_that_its_author_excludes_is_not_trained_on(mark):
         trained = [index for index, kept in zip(ids, mask, strict=True) if kept]
         assert reader.tokenizer.decode(trained) == "No.<eos>"
         assert "Yes.<eos>" in reader.tokenizer.decode(ids)
+        data = ReviewDataModule(source="here", train_on="all")
+        data.encoded(reader, Row(None, (chat,)), Selection("source", "here", "train"))
+        assert "train_on=all is also of messages that are marked" in caplog.messages.pop()
 
 
 def test_a_system_message_makes_messages_of_texts_where_there_is_a_template():
