@@ -48,7 +48,7 @@ class ReviewDataModule(WholeTexts):
         marked = isinstance(answer, Conversation) and any(map(is_left_alone, answer.messages))
         if marked and not answers_only:
             self.say(
-                f"{self.source}: train_on=all is also of messages that are marked as not to be trained on"
+                f"{self.source}: train_on=all trains also on messages that are marked as left out"
             )
         if row.prompt is None:
             ids, mask = reader.whole(answer, answers_only)

@@ -147,7 +147,7 @@ def test_an_answer_that_its_author_excludes_is_not_trained_on(mark, caplog):
         assert "Yes.<eos>" in reader.tokenizer.decode(ids)
         data = ReviewDataModule(source="here", train_on="all")
         data.encoded(reader, Row(None, (chat,)), Selection("source", "here", "train"))
-        assert "train_on=all is also of messages that are marked" in caplog.messages.pop()
+        assert "train_on=all trains also on messages that are marked" in caplog.messages.pop()
 
 
 def test_a_system_message_makes_messages_of_texts_where_there_is_a_template():
