@@ -47,9 +47,7 @@ class ReviewDataModule(WholeTexts):
         answers_only = self.train_on == "answers"
         marked = isinstance(answer, Conversation) and any(map(is_left_alone, answer.messages))
         if marked and not answers_only:
-            self.say(
-                f"{self.source}: train_on=all trains also on messages that are marked as left out"
-            )
+            self.say(f"{self.source}: train_on=all trains also on messages that are marked as left out")
         if row.prompt is None:
             ids, mask = reader.whole(answer, answers_only)
         else:

@@ -477,6 +477,7 @@ def check_values(given: Input, stats: TokenStats) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @example(case=whole_block(-95.0, *[EXCLUDED] * 4))
+@example(case=whole_block(-95.0, *[EXCLUDED] * 4)._replace(topk=TopK(6)))
 @example(case=whole_block(-2000.0, 0.0, *[LOWEST] * 3))
 @given(case=cases())
 def test_functions_give_the_numbers_of_the_plain_version_or_name_what_is_wrong(case, device):

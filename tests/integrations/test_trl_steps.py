@@ -142,12 +142,22 @@ def test_a_step_of_distillation_with_the_token_level_loss_is_that_of_trl(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_step_of_distillation_with_the_forward_kl_is_that_of_trl(tmp_path):
+@pytest.mark.parametrize(
+    ("beta", "divergence", "factor"),
+    [
+        (0.0, {"divergence": "forward"}, 1.0),
+        (0.0, {"forward_share": 1.0}, 1.0),
+        (0.25, {"divergence": "jsd", "jsd_weight": 0.75}, 0.25 * 0.75),
+    ],
+)
+def test_a_step_of_distillation_with_another_divergence_is_that_of_trl(tmp_path, beta, divergence, factor):
+    """TRL's beta is the teacher's weight in the mixture, and its divergence lacks the normalisation."""
     settings = {"per_device_train_batch_size": 4}
-    theirs = step_of("Distillation", tmp_path, beta=0.0, **settings)
-    forward = RaoBlackwell(baseline=None, discount=0.0, forward_share=1.0, allow_biased=True)
-    ours = step_of("Distillation", tmp_path, forward, beta=1.0, **settings)
-    assert_same_step(ours, 4 * theirs)
+    theirs = step_of("Distillation", tmp_path, beta=beta, **settings)
+    own_token = RaoBlackwell(baseline=None, discount=0.0, allow_biased=True, **divergence)
+    ours = step_of("Distillation", tmp_path, own_token, beta=1.0, **settings)
+    assert theirs.norm() > 0.1
+    assert_same_step(factor * ours, 4 * theirs)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -71,7 +71,7 @@ def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
         The maxima of policy and reference, and the sums of exp(v), exp(w), exp(v) (w - v), exp(v) v and
         exp(w) (w - v), shape [N, 7].
     """
-    logits = _scratch(logits)
+    logits = scratch(logits)
     # A model may exclude all tokens of a block: a maximum of -inf would give -inf - -inf = NaN
     lowest = torch.finfo(logits.dtype).min
     top = logits.amax(1, keepdim=True).clamp_(min=lowest)
@@ -137,7 +137,7 @@ def block_recomputed_gradient(
         coefficients: a, b, c and d, and e with token values, shape [N, 4] or [N, 5].
         values: Token values x, shape [N, block]; None without them.
     """
-    logits = _scratch(logits)
+    logits = scratch(logits)
     normaliser, ref_normaliser = normalisers.unsqueeze(-1).unbind(1)
     constant, slope, by_logprob, by_reference, *by_value = coefficients.unsqueeze(-1).unbind(1)
     if values is not None:
@@ -187,7 +187,7 @@ def finite_(values: Tensor) -> Tensor:
     return values.clamp_(min=torch.finfo(values.dtype).min)
 
 
-def _scratch(block: Tensor) -> Tensor:
+def scratch(block: Tensor) -> Tensor:
     """The block itself, or a copy under torch.compile, which otherwise writes scratch values to memory."""
     return block.clone() if torch.compiler.is_compiling() else block
 

@@ -1,7 +1,7 @@
 """The inputs of both tiled operations, checked and restricted to the rows inside the mask."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,8 +121,8 @@ class TiledInputs(NamedTuple):
             candidacy.add(rows, block, logits, ref_logits)
         if self.jsd_weight is not None:  # whose formula needs the logits again, once normalisers are known
             masses.copy_(logits)
-            scratch = (take(name, logits, logits.numel()).view_as(logits) for name in ("first", "second"))
-            ref_logits, masses = next(scratch).copy_(ref_logits), next(scratch)
+            copy, masses, _ = self._scratch(logits)
+            ref_logits = copy.copy_(ref_logits)
         sums = fused(block_sums, self.inputs.device)(logits, ref_logits, masses)
         if self.token_values is None:
             return sums
@@ -136,9 +136,15 @@ class TiledInputs(NamedTuple):
             ref_logits: Reference logits, shape [rows, block]; overwritten with the products.
             normalisers: Log normalisers of policy and reference, shape [rows, 2].
         """
-        body = fused(block_forward if self.jsd_weight == 1 else block_jsd, self.inputs.device)
+        body: Any = fused(block_forward if self.jsd_weight == 1 else block_jsd, self.inputs.device)
         weight = torch.full_like(normalisers[:, :1], self.jsd_weight or 0.0)
-        return ref_logits, body(logits, ref_logits, torch.cat([normalisers, weight], 1))
+        parameters = torch.cat([normalisers, weight], 1)
+        return ref_logits, body(logits, ref_logits, *self._scratch(logits), parameters)
+
+    @staticmethod
+    def _scratch(like: Tensor) -> list[Tensor]:
+        """Memory for intermediate results of the divergence, three times the shape of a block."""
+        return [take(name, like, like.numel()).view_as(like) for name in ("first", "second", "third")]
 
     def with_jsd(self, stats: RowStats, rows: slice, buffers: Buffers) -> RowStats:
         """Add the Jensen-Shannon divergence of a tile, whose logits the buffers have in place of masses.

@@ -146,10 +146,9 @@ def test_compiled_blocks_give_the_same(monkeypatch):
             valued = {"token_values": token_values(case)}
             options = {**valued, "value_weights": weights, "tile_size": 4}
             loss, stats = tiled_loss(case, leaves, mask, weights, weights, **options)
-            general = tiled_stats(case, leaves, temperature=0.7, **valued)
-            total = (
-                weights * (general.logprobs + general.kl + general.entropy + general.expected_value)
-            ).sum()
+            general = tiled_stats(case, leaves, temperature=0.7, jsd_weight=0.3, **valued)
+            fields = general.logprobs, general.kl, general.entropy, general.expected_value, general.jsd
+            total = (weights * sum(fields)).sum()
             results.append(
                 [
                     loss,

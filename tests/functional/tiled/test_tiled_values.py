@@ -33,9 +33,13 @@ READINGS = {
     "head": {"topk": TopK(1), "temperature": 0.7},
     "reference_head": {"topk": TopK(5, "reference"), "logit_softcap": 2.0, "ref_logit_softcap": 2.0},
     "head_values": {"topk": TopK(9), "token_values": token_values(make_case()), "tile_size": 4},
+    "jsd": {"jsd_weight": 0.3, "logit_softcap": 2.0, "tile_size": 4},
+    "forward": {"jsd_weight": 1.0, "token_values": token_values(make_case()), "tile_size": 4},
     "whole_head": {"topk": TopK(23), "logit_softcap": 2.0, "tile_size": 4},
 }
-FORWARD, HEAD_KL, HEAD_MASS = map(TokenStats._fields.index, ("forward_kl", "head_kl", "head_mass"))
+FORWARD, HEAD_KL, HEAD_MASS, JSD = map(
+    TokenStats._fields.index, ("forward_kl", "head_kl", "head_mass", "jsd")
+)
 
 
 def plain_options(options: dict) -> dict:
@@ -59,6 +63,7 @@ def test_statistics_and_gradients_are_those_of_whole_logits(reading, biased, ret
         *([0], [2], [3], [0, 2], [0, 2, 3], [FORWARD], [0, 2, FORWARD]),
         *([[5], [0, 2, 5], [0, 2, 3, 5, FORWARD]] if valued else []),
         *([[HEAD_KL], [0, HEAD_KL, HEAD_MASS], [0, 2, 3, HEAD_KL]] if "topk" in options else []),
+        *([[JSD], [0, JSD], [0, 2, 3, FORWARD, JSD]] if "jsd_weight" in options else []),
         *([[0, 5, HEAD_KL, HEAD_MASS]] if valued and "topk" in options else []),
     ):
         got = tiled_stats(case, leaves, **options)
@@ -84,6 +89,7 @@ def test_loss_is_the_composition_of_token_stats_and_autograd(reading, ratio):
     expected = plain_stats(case, leaves, **plain_options(options))
     behaviour = expected.logprobs.detach() + 0.5 * weights_like(case.tokens, 3)
     kl = kl_topk(expected) if "topk" in options else expected.kl
+    kl = expected.jsd if "jsd_weight" in options else kl
     score = expected.logprobs
     if ratio != "none":
         options["behaviour_logprobs"] = behaviour

@@ -52,14 +52,21 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def plain_stats(
-    case: Case, leaves, temperature=1.0, softcap=None, ref_softcap=None, token_values=None, topk=None
+    case: Case,
+    leaves,
+    temperature=1.0,
+    softcap=None,
+    ref_softcap=None,
+    token_values=None,
+    topk=None,
+    jsd_weight=None,
 ) -> TokenStats:
     """The definition: full logits, `token_stats`, autograd."""
     hidden, weight, bias = leaves
     logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
     ref_logits = case.ref_hidden @ case.ref_weight.T + (0 if case.ref_bias is None else case.ref_bias)
     both = capped(logits, softcap), capped(ref_logits, ref_softcap)
-    return token_stats(*both, case.tokens, temperature, token_values, topk)
+    return token_stats(*both, case.tokens, temperature, token_values, topk, jsd_weight)
 
 
 def tiled_stats(case: Case, leaves, **options) -> TokenStats:
