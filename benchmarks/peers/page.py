@@ -24,7 +24,7 @@ NORMALISATIONS = {
 
 
 def table(verdicts: Mapping[str, Any]) -> str:
-    """One table with a row per loss, in the order of `TITLES`."""
+    """A table with a row per loss, in the order of `TITLES`, and what was stubbed."""
     header = (
         "software", "loss and setting", "called there", "gradient", "cosine", "bias", "spread at 16, 256",
     )  # fmt: skip
@@ -32,7 +32,14 @@ def table(verdicts: Mapping[str, Any]) -> str:
     for software, title in TITLES.items():
         if software in verdicts:
             lines += [f"| {' | '.join(row)} |" for row in _rows(title, verdicts[software])]
-    return "\n".join(lines)
+    stubs = [
+        f"{title} without {', '.join(verdicts[software]['stubs'])}"
+        for software, title in TITLES.items()
+        if software in verdicts and verdicts[software]["stubs"]
+    ]
+    return "\n".join(
+        [*lines, "", f"Imported with stubs for what their losses do not use: {'; '.join(stubs)}."]
+    )
 
 
 def _rows(title: str, about: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -62,6 +62,9 @@ def test_a_changed_loss_fails_and_is_named(stand_in, capsys):
     (row,) = [line for line in page.PAGE.read_text().splitlines() if "kl_loss" in line]
     assert "| `kl_loss beta=0.1`, **default** | KL loss | 0.1 x reverse_own_token |" in row
     assert page.PAGE.read_text().startswith("before\n")
+    kept = verdicts.read(verdicts.FILE)
+    kept["stand_in"]["stubs"] = ["ray", "vllm"]
+    assert page.table(kept).endswith("do not use: Stand-in without ray, vllm.")
     assert page.PAGE.read_text().endswith("after\n")
     stand_in(K2)
     capsys.readouterr()
