@@ -4,6 +4,7 @@ Every process has its own prompts, and score weights are computed on the rollout
 samples its share of an evaluation and has the completions of all, so metrics need no reduction.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -191,6 +192,7 @@ class FSDP2(ModelParallelStrategy):
     def _stored(self, part: Tensor, folder: Path) -> Tensor | None:
         """A whole tensor in a file; None beside the first process."""
         tensor = whole(part)
+        _trim_heap()
         if not self.is_global_zero:
             return None
         if tensor is part:  # each process has all of it
@@ -198,6 +200,12 @@ class FSDP2(ModelParallelStrategy):
         with NamedTemporaryFile(dir=folder, prefix=".weight.", suffix=PARTIAL) as file:
             stored = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
         return stored.view(tensor.shape).copy_(tensor)
+
+
+def _trim_heap() -> None:
+    """Return freed memory to the system, of which glibc keeps more with each tensor that is gathered."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _with_moments(state: dict[str, Any], change: Callable[[int, Tensor], Tensor | None]) -> dict[str, Any]:
