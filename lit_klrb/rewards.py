@@ -184,7 +184,7 @@ class TrainingReward:
     ) -> None:
         self.reward, self.state, self.retries = reward, state, retries
         self.logged: dict[str, list[float]] = {}
-        self.retried = 0  # since the last call of `metrics`
+        self.retried = 0  # how often it was called again, since this was logged
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The reward's scores, float32, shape [B].
@@ -216,12 +216,9 @@ class TrainingReward:
         raise AssertionError("unreachable")
 
     def metrics(self) -> dict[str, float]:
-        """The mean of each number that was logged since the last call, and the number of retries."""
+        """The mean of each number that was logged since the last call."""
         means = {name: sum(values) / len(values) for name, values in self.logged.items()}
-        if isinstance(self.reward, WeightedReward):  # of functions
-            means["reward_retries"] = self.retried
         self.logged.clear()
-        self.retried = 0
         return means
 
 

@@ -175,8 +175,8 @@ def test_a_coroutine_reads_ids_and_state_and_logs_numbers_where_it_names_them(mo
     for length in (1, 3, 8):
         columns = {**COLUMNS, "completion_ids": [[7], [8] * length]}
         assert reward(JOINED, columns).tolist() == [6, 5 + length]
-    assert reward.metrics() == {"longest": 2.0, "reward_retries": 0}  # of training alone
-    assert reward.metrics() == {"reward_retries": 0}
+    assert reward.metrics() == {"longest": 2.0}  # of training alone
+    assert reward.metrics() == {}
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\u2028b", "a\ud800", "\u202ea", 3])
@@ -340,7 +340,7 @@ def test_a_reward_without_an_answer_is_called_again_with_patience(monkeypatch, c
     )
     assert reward(JOINED, COLUMNS).tolist() == [1, 1]
     assert waits == [5, 10]
-    assert reward.metrics() == {"reward_retries": 2}
+    assert reward.retried == 2
     assert caplog.messages == [
         f"reward_path: {type(error).__name__}: {error}; tried again in {n} s" for n in waits
     ]

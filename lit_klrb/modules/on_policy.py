@@ -290,6 +290,8 @@ class OnPolicyModule(MovingReferenceModule, ABC):
         means = {"length": summary["length"], "unfinished": rollout.unfinished(self.pair.ends).float()}
         if isinstance(self.reward, TrainingReward):
             means["equal_rewards"] = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
+            means["reward_retries"] = rewards.new_tensor([float(self.reward.retried)])
+            self.reward.retried = 0
             own = self.reward.metrics().items()
             means |= {f"{schema.LOGGED}{name}": rewards.new_tensor([value]) for name, value in own}
         if self.kl_estimator.reads_jsd is not None:
