@@ -63,7 +63,7 @@ EVALUATED_WITH = (
     *("data.eval_batch_size", "data.min_prompt_tokens", "data.max_prompt_tokens", "data.system_prompt"),
     *("data.teacher_system_prompt", "data.teacher_examples", "data.subset", "data.split", "data.eval_split"),
     *("data.columns", "data.overlong", "data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
-    "trainer.precision",
+    *("model.teachers", "trainer.precision"),
 )
 # The trainer's option without which a run has no results.
 LIMIT_VAL_BATCHES = "trainer.limit_val_batches"

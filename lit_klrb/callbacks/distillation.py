@@ -47,17 +47,17 @@ class DistillationMonitor(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Compare the tokens that end completions."""
-        pair = pl_module.pair
-        own, teacher_ends = pair.ends, () if pair.second is None else pair.second.ends
-        if pl_module.stop_at_eos and teacher_ends and teacher_ends[0] not in own:
-            name = pl_module.tokenizer.convert_ids_to_tokens(teacher_ends[0])
-            self._say(
-                trainer,
-                "ends",
-                f"the teacher ends with {name} ({teacher_ends[0]}), which does not end the student's "
-                f"completions ({', '.join(map(str, own))} do): they can grow to max_new_tokens; teach the "
-                "student that end by SFT, or add it to the eos_token_id of its generation_config.json",
-            )
+        own = pl_module.pair.ends
+        for teacher in pl_module.pair.references if pl_module.stop_at_eos else ():
+            if teacher.ends and teacher.ends[0] not in own:
+                name = pl_module.tokenizer.convert_ids_to_tokens(teacher.ends[0])
+                self._say(
+                    trainer,
+                    "ends",
+                    f"the teacher ends with {name} ({teacher.ends[0]}), which does not end the student's "
+                    f"completions ({', '.join(map(str, own))} do): they can grow to max_new_tokens; teach "
+                    "the student that end by SFT, or add it to eos_token_id in its generation_config.json",
+                )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

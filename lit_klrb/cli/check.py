@@ -28,11 +28,10 @@ from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.error_translation import ending_of, quiet
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.settings_checker import MISSING
-from lit_klrb.cli.upstream import PATHS, paths_of
+from lit_klrb.cli.upstream import named_paths, paths_of
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import pad as padded
 from lit_klrb.data.rows import suffix_of
-from lit_klrb.engine.served import is_address
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, local_path
 from lit_klrb.models.dry_run import DryRun, PlannedModel, UnknownModelError, dry_running
@@ -70,11 +69,10 @@ class CheckCLI(LitCLI):
         if self.is_here:
             root = self.config["fit"].trainer.default_root_dir
             check_target(Path(root) / schema.CHECKPOINT, "trainer.default_root_dir")
-        for section, keys in (("model", PATHS), ("data", DATA)):
-            for key in keys:
-                for path in paths_of(self.arguments(section).get(key)):
-                    if key != "reference_path" or not is_address(path):
-                        check_input(key, path)
+        data = self.arguments("data")
+        paths = [(key, path) for key in DATA for path in paths_of(data.get(key))]
+        for key, path in named_paths(self.arguments("model")) + paths:
+            check_input(key, path)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """As `fit` does; a plan's machine need not have the devices of those that run it."""

@@ -111,9 +111,11 @@ def located(error: ConfigurationError) -> str:
         >>> located(ConfigurationError("must be at least 1, got 0", key="max_steps"))
         'trainer.max_steps: must be at least 1, got 0'
     """
+    # One of a mapping is named after it, such as teachers.code
+    name = str(error.key).partition(".")[0]
     for section, base in CLASSES.items():
         packaged = [kind for kind in subclasses(base) if kind.__module__.startswith("lit_klrb.")]
-        if any(error.key in parameters(kind).hints for kind in packaged):
+        if any(name in parameters(kind).hints for kind in packaged):
             return f"{section}.init_args.{error}"
     return f"trainer.{error}" if error.key in parameters(L.Trainer).hints else str(error)
 

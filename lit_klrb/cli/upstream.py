@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_klrb import schema
+from lit_klrb.engine.served import is_address
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
 from lit_klrb.models.loading import is_file, looks_local
@@ -23,8 +24,7 @@ FOLDERS = ("configs", "replication/configs")
 
 def check_upstream(settings: dict[str, Any]) -> None:
     """Check that the files and folders a module starts from exist."""
-    paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
-    for key, path in paths:
+    for key, path in named_paths(settings):
         if (not is_file(path) and (":" in path or not looks_local(path))) or local_path(path, key).exists():
             continue
         maker = _maker(Path(path))
@@ -36,6 +36,13 @@ def check_upstream(settings: dict[str, Any]) -> None:
             hint = f"make it with: {call} export --ckpt_path FILE {into} or, from a GGUF file, "
             hint += f"{call} import-gguf FILE {into}"
         raise ConfigurationError(f"{path} does not exist; {hint}", key=key)
+
+
+def named_paths(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """The keys that name models and tokenizers, with each path; teachers that are served are left out."""
+    paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
+    paths += [(f"teachers.{name}", path) for name, path in (settings.get("teachers") or {}).items()]
+    return [(key, path) for key, path in paths if not is_address(path)]
 
 
 def paths_of(value: str | dict[str, float] | None) -> list[str]:

@@ -44,8 +44,8 @@ class Rollout(NamedTuple):
         logprobs = None if self.logprobs is None else change(self.logprobs)
         return Rollout(change(self.tokens), change(self.attention_mask), change(self.mask), logprobs)
 
-    def rows(self, rows: slice) -> "Rollout":
-        """A slice of the sequences."""
+    def rows(self, rows: slice | Tensor) -> "Rollout":
+        """Some of the sequences, by a slice, indices or a mask."""
         return self.map(lambda field: field[rows])
 
     def part(self, rows: Tensor, length: int) -> "Rollout":

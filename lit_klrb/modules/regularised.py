@@ -3,6 +3,7 @@
 import logging
 import os
 from abc import ABC
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -191,7 +192,7 @@ class RegularisedModule(PolicyModule, ABC):
             set_dtypes(model, trainer.precision)
         if self.pair.note is not None:
             self.print(self.pair.note)
-        if not self.pair.scorer.tiled and self.pair.teacher is None:
+        if not self.pair.scorer.tiled and not self.pair.served:
             self.print(
                 "policy or reference does not consist of a backbone and a linear head: full logits of both "
                 "are computed"
@@ -220,8 +221,13 @@ class RegularisedModule(PolicyModule, ABC):
             self.reference = loading.freeze(second.model)
         return self.pair_with(second)
 
-    def pair_with(self, reference: Loaded | None, teacher: ServedTeacher | None = None) -> Pair:
-        """The policy and a reference, with the settings of the module."""
+    def pair_with(
+        self,
+        reference: Loaded | None,
+        teacher: ServedTeacher | None = None,
+        by_teacher: Mapping[str, Pair] | None = None,
+    ) -> Pair:
+        """The policy and a reference, or several, with the settings of the module."""
         return Pair(
             Loaded("policy_path", str(self.policy_path), self.policy, self.tokenizer),
             reference,
@@ -229,6 +235,7 @@ class RegularisedModule(PolicyModule, ABC):
             itself=self.reference_path == loading.ITSELF,
             stop_at_eos=self.stop_at_eos,
             teacher=teacher,
+            by_teacher=by_teacher or {},
         )
 
     def load_reward(self, device: torch.device) -> Reward:
@@ -307,7 +314,13 @@ class RegularisedModule(PolicyModule, ABC):
         pair = self.evaluated_pair
         models = pair.policy, pair.reference
         known = all(type(model).__module__.startswith("transformers.models.") for model in models)
-        if not known or pair.teacher is not None or is_sharded(pair.policy) or self.device.type != "cpu":
+        if (
+            not known
+            or pair.served
+            or pair.by_teacher
+            or is_sharded(pair.policy)
+            or self.device.type != "cpu"
+        ):
             return None
         return {
             "models": [[weights_digest(model), adapter_settings(model)] for model in models],
@@ -316,15 +329,19 @@ class RegularisedModule(PolicyModule, ABC):
             "numbers": [self.trainer.precision, torch.get_num_threads(), os.environ.get(COMPILE), versions()],
         }
 
+    def evaluated_parts(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Columns of some of the evaluated prompts, by names of their own, shape [some of P, K] each."""
+        return {}
+
     def conclude_evaluation(self, stage: str) -> None:
         """Log means with standard errors clustered by prompt."""
         vars(self).pop("_start", None)
         metrics: dict[str, float] = {}
-        for name in self._evaluated[0]:
-            values = torch.cat([part[name] for part in self._evaluated])
+        columns = {name: torch.cat([part[name] for part in self._evaluated]) for name in self._evaluated[0]}
+        for name, values in (columns | self.evaluated_parts(columns)).items():
             mean, error = clustered_mean(values)
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
-            self.prompt_means[name] = values.mean(1)
+        self.prompt_means = {name: values.mean(1) for name, values in columns.items()}
         self._evaluated.clear()
         count = len(self.prompt_means[schema.KL])
         prompts = "1 prompt" if count == 1 else f"{count} prompts"
@@ -337,8 +354,8 @@ class RegularisedModule(PolicyModule, ABC):
             )
         self.log_evaluation(stage, metrics)
         other = "policy" if self.reference_path == loading.ITSELF else "reference"
-        context, teacher = " with its own context" if self._own_context else "", self.pair.teacher
-        head = "" if teacher is None else f", from the teacher's {teacher.k} likeliest tokens"
+        context, served = " with its own context" if self._own_context else "", self.pair.served
+        head = f", from the teacher's {served[0].k} likeliest tokens" if served else ""
         kept = "" if self._sampled else "; completions of an earlier run's, from the cache"
         self._sampled = False
         reward, kl = f"{metrics['reward']:.3f}", f"{metrics['kl']:.4f}"

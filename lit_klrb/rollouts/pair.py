@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,6 +24,7 @@ from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.reward_functions import IDS, LateColumns
 from lit_klrb.rollouts.scoring import Scorer
+from lit_klrb.rollouts.teachers import TeachersScorer, TeacherStates, teachers_of
 from lit_klrb.terminal import say_once
 
 
@@ -65,6 +67,8 @@ class Pair:
         itself: Whether the policy itself, with a stopped gradient, is the reference.
         stop_at_eos: Whether ends end a completion; if not, all have the maximum length.
         teacher: A reference in an engine of its own, which takes the place of `second`.
+        by_teacher: In place of one reference, the pairs of the policy with each of several, by the name that
+            rows have in the column `teacher`.
 
     Attributes:
         vocabulary_size: V, the rows that both heads have.
@@ -81,8 +85,13 @@ class Pair:
     itself: bool = False
     stop_at_eos: bool = True
     teacher: ServedTeacher | None = None
+    by_teacher: Mapping[str, "Pair"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.scorer: Scorer
+        if self.by_teacher:
+            self._join(list(self.by_teacher.values()))
+            return
         if self.second is None and not (self.itself or self.teacher or has_adapter(self.policy)):
             problem = "None means the policy with its adapter disabled, but the policy has no adapter"
             remedy = "name the reference, or train an adapter (lora)"
@@ -100,6 +109,26 @@ class Pair:
         self.scorer = Scorer(
             self.policy, self.reference, self.temperature, self.reading_reference, self.teacher, self.rows
         )
+
+    def _join(self, pairs: list["Pair"]) -> None:
+        """Take what several pairs have in common."""
+        if len({(pair.vocabulary_size, pair.rows) for pair in pairs}) > 1:
+            raise ConfigurationError("must have one vocabulary", key="teachers")
+        self.vocabulary_size, self.note = pairs[0].vocabulary_size, pairs[0].note
+        served = [pair.teacher.k for pair in pairs if pair.teacher is not None]
+        head = TopK(served[0], "reference") if served else None
+        # It has what a step uses of a scorer
+        self.scorer = cast(Scorer, TeachersScorer([pair.scorer for pair in pairs], head))
+
+    @property
+    def references(self) -> list[Loaded]:
+        """All that are on this machine, besides the policy."""
+        return [own for pair in (self, *self.by_teacher.values()) if (own := pair.second) is not None]
+
+    @property
+    def served(self) -> list[ServedTeacher]:
+        """All in engines of their own."""
+        return [own for pair in (self, *self.by_teacher.values()) if (own := pair.teacher) is not None]
 
     @property
     def policy(self) -> PreTrainedModel:
@@ -197,6 +226,23 @@ class Pair:
             check_context_length(self.reference, length, name, key=key)
         return rollout
 
+    def states(self, rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
+        """The reference's part of the statistics, see `Scorer.reference_states`.
+
+        With several teachers it is a `TeacherStates`, which is sliced and moved as a tensor is.
+        """
+        if not self.by_teacher:
+            return self.scorer.reference_states(self.read(rollout, batch))
+        chosen = teachers_of(batch.get("rows", [{}]), list(self.by_teacher))
+        count = len(rollout.tokens) // len(chosen)
+        prompts = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        parts = []
+        for index, pair in enumerate(self.by_teacher.values()):
+            own = chosen == index
+            rows, some = own.repeat_interleave(count), {name: value[own] for name, value in prompts.items()}
+            parts.append(pair.states(rollout.rows(rows), some) if own.any() else torch.empty(0))
+        return cast(Tensor, TeacherStates(chosen.repeat_interleave(count), parts))
+
     def score(
         self,
         rollout: Rollout,
@@ -205,8 +251,8 @@ class Pair:
         topk: TopK | None = None,
         jsd_weight: float | None = None,
     ) -> tuple[Tensor, TokenStats]:
-        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
-        states = self.scorer.reference_states(self.read(rollout, batch))
+        """The reference's hidden states, shape [B, T, D], see `states`; and the token statistics, [B, T]."""
+        states = self.states(rollout, batch)
         return states, self.scorer.stats(rollout, states, token_values, topk, jsd_weight)
 
     def texts(self, rollout: Rollout, part: slice = slice(None)) -> list[str]:

@@ -19,6 +19,7 @@ from lit_klrb.functional.baselines import values_before
 from lit_klrb.models import loading
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.rollouts.scoring import Scorer
+from lit_klrb.rollouts.teachers import TeacherStates
 
 
 def handed_over(memory: EstimatorMemory, policy_path: str | None) -> Tensor | None:
@@ -143,7 +144,7 @@ class Experience(NamedTuple):
 
     Args:
         rollout: B sequences with T completion positions.
-        reference_states: The result of `Scorer.reference_states`, shape [B, T, D].
+        reference_states: The result of `Pair.states`, shape [B, T, D].
         behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T].
         rewards: Training reward of each completion, shape [B].
         weights: The estimator's weights of the loss, shape [B, T].
@@ -182,7 +183,11 @@ class Experience(NamedTuple):
 
     def state(self) -> list[Any]:
         """The fields as tensors and plain tuples, so that a checkpoint refers to no class of this package."""
-        return [tuple(field) if isinstance(field, tuple) else field for field in self]
+        states: Any = self.reference_states
+        if isinstance(states, TeacherStates):
+            states = states.teachers, *states.parts
+        fields = self._replace(reference_states=states)
+        return [tuple(field) if isinstance(field, tuple) else field for field in fields]
 
     @classmethod
     def from_state(cls, state: list[Any], device: torch.device) -> "Experience":
@@ -190,6 +195,8 @@ class Experience(NamedTuple):
         kinds = AttributeError, IndexError, RuntimeError, TypeError, ValueError
         with refusing("its rollout cannot be read", *kinds, key="ckpt_path"):
             rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
+            if isinstance(reference_states, tuple):
+                reference_states = TeacherStates(reference_states[0], reference_states[1:])
             experience = cls(
                 Rollout(*rollout).map(lambda field: field.to(device)),
                 reference_states.to(device),

@@ -41,7 +41,7 @@ STUDIES = "lit_klrb.studies."
 # The key of checkpoints with the id and the settings of their run.
 RUN_KEY = "run"
 # Keys of files and folders that a resumed run reads again: their content must agree, not their path.
-READ_AGAIN = ("reference_path", "reward_path", "source", "preferences")
+READ_AGAIN = ("reference_path", "teachers", "reward_path", "source", "preferences")
 
 Settings = dict[str, Any]
 
@@ -139,9 +139,9 @@ def _differ(key: str, saved: Settings, wanted: Settings, old: Settings, new: Set
 
 
 def _content_of(value: Any) -> Any:
-    """The content of a file or folder, or of the rewards of a weighted sum, with their weights."""
+    """The content of a file or folder; of weighted rewards or named teachers, of each."""
     if isinstance(value, dict):
-        return {_content_of(name) or name: weight for name, weight in value.items()}
+        return {_content_of(name) or name: _content_of(other) or other for name, other in value.items()}
     return _content(Path(value)) if isinstance(value, str) and Path(value).exists() else None
 
 

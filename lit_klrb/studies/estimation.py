@@ -65,7 +65,7 @@ class EstimationStudy(PolicyStudy):
         rollouts, parts = [], []
         for first in range(0, prompts, PROMPTS_PER_PASS):
             rows = slice(first, first + PROMPTS_PER_PASS)
-            some = {name: value[rows] for name, value in batch.items() if isinstance(value, Tensor)}
+            some = {name: value[rows] for name, value in batch.items()}
             with torch.no_grad():
                 rollout = module.pair.sample(some, sampling, seed=seed, rows_before=first * completions)
                 parts.append(module.pair.score(rollout, some)[1].map(Tensor.cpu))

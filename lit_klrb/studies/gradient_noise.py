@@ -236,7 +236,7 @@ def weighted(
     """
     scorer = task.pair.scorer
     rewards = task.rewards(rollout, batch)
-    states = scorer.reference_states(task.pair.read(rollout, batch))
+    states = task.pair.states(rollout, batch)
     to_come = task.to_come(rollout, batch, rewards)
     statistics: list[tuple[Sums, Tensor | None, TokenStats]] = []
     # Those with token values first, as the others can use the same statistics

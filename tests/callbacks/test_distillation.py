@@ -87,7 +87,7 @@ def test_a_resumed_run_remembers_the_first_rollout_and_what_was_said(caplog):
 def test_an_end_of_the_teacher_that_does_not_end_the_students_completions(
     caplog, theirs, stop_at_eos, is_said
 ):
-    pair = SimpleNamespace(ends=(1, 2), second=SimpleNamespace(ends=theirs))
+    pair = SimpleNamespace(ends=(1, 2), references=[SimpleNamespace(ends=theirs)])
     module = SimpleNamespace(pair=pair, stop_at_eos=stop_at_eos)
     module.tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda index: f"<{index}>")
     trainer = SimpleNamespace(is_global_zero=True)

@@ -40,7 +40,7 @@ def test_what_would_be_optimised_and_evaluated(ask, tmp_path):
     )
     assert right["module"] == "RLOOModule"
     assert right["estimator"]["name"] == "MonteCarlo"
-    assert right["estimator"]["biased"] == LATER
+    assert right["estimator"]["biased"] is False
     assert right["steps"] == 6
     assert right["prompts"]["batch_size"] == 4
     policy, reference = (right["models"][key] for key in ("policy_path", "reference_path"))
@@ -126,13 +126,13 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
         *("learning_rate", "weight_decay", "adam_epsilon"),
         *("schedule", "warmup_steps", "gradient_checkpointing", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
-        *("prefix_reward_every", "reward_retries"),
+        *("prefix_reward_every", "reward_retries", "reference_update"),
         *("batch_size", "train_size", "generated_size"),
     }
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
     ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]
     known = {name for cls in ours for name in inspect.signature(cls).parameters} - {"kwargs"}
-    evaluation = {key.partition(".")[2] for key in schema.EVALUATED_WITH} - {"precision"}
+    evaluation = {key.partition(".")[2] for key in schema.EVALUATED_WITH} - {"precision", "teachers"}
     assert known == training | evaluation
     assert not training & evaluation
 

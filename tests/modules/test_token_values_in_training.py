@@ -1,7 +1,5 @@
 """Token values in RLOO's training step: fitted strictly before the rollout they are applied to."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from single_steps import attached
@@ -12,6 +10,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats, token_stats
+from lit_klrb.modules import RLOOModule
 from lit_klrb.rollouts.scoring import completion_logits
 from replication.to_come import RaoBlackwellTokenValues
 
@@ -88,7 +87,7 @@ def test_the_table_of_a_rollout_is_fitted_to_those_before_it(chain, tmp_path):
 @pytest.mark.parametrize("name", ["MonteCarlo", "TiltedRaoBlackwell", "RaoBlackwellControlVariate"])
 def test_the_callback_keeps_what_its_estimator_remembers(name):
     first, second = (KLEstimatorCallback(getattr(estimators, name)()) for _ in range(2))
-    module = SimpleNamespace(uses_kl_estimator=True)
+    module = RLOOModule(policy_path="policy", reference_path="reference")
     first.setup(None, module, "fit")
     assert module.memory is first.memory
     stats, mask = random_rollout()
