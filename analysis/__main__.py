@@ -1,4 +1,4 @@
-"""`python -m analysis`."""
+"""`lit-klrb`."""
 
 import sys
 

@@ -93,7 +93,7 @@ def _result(folder: Path, name: str, run: Callable[[], Any]) -> Any:
 
 
 def check_requests() -> None:
-    """Answer command lines on standard input as `python -m lit_klrb check` does, those of studies too."""
+    """Answer command lines on standard input as `lit-klrb check` does, those of studies too."""
     quiet()
     requests: list[list[str]] = json.load(sys.stdin)
     made: dict[Path, Any] = {}

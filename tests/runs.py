@@ -110,7 +110,7 @@ def assert_same_run(first, other):
 
 def resume_command(printed):
     """The arguments of the command that a stopped run printed."""
-    (command,) = re.findall(r"to resume: python -m lit_klrb (.*)", printed)
+    (command,) = re.findall(r"to resume: lit-klrb (.*)", printed)
     return shlex.split(command)
 
 

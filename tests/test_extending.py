@@ -32,10 +32,7 @@ ENTRY_POINTS = [
     )
     if group.startswith("lit_klrb.")
 ]
-COMMANDS = [
-    line.removeprefix("python -m lit_klrb ")
-    for line in re.findall(r"^python -m lit_klrb .*$", PAGE, re.MULTILINE)
-]
+COMMANDS = [line.removeprefix("lit-klrb ") for line in re.findall(r"^lit-klrb .*$", PAGE, re.MULTILINE)]
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,7 @@ def test_lit_klrb_works_beside_another_package_named_analysis(tmp_path):
 
 @pytest.mark.parametrize("command", [["--version"], ["report", "--help"]])
 def test_the_script_runs_every_command_from_a_folder_whose_files_have_our_names(command, tmp_path):
-    """`python -m analysis` would import the user's file there."""
+    """`lit-klrb` would import the user's file there."""
     module, _, function = PROJECT["project"]["scripts"]["lit-klrb"].partition(":")
     for shadow in ("analysis", "lit_klrb", "yaml"):
         (tmp_path / f"{shadow}.py").write_text("raise SystemExit('imported from the working directory')")

@@ -16,7 +16,7 @@ ROOMS = [
     "lit_klrb.terminal",  # tables of commands
     "lit_klrb.extensions",  # entry points of other packages
     "lit_klrb.config_files",  # untrusted YAML
-    "lit_klrb.unwritten",  # what no file has of a configuration
+    "lit_klrb.redaction",  # what no file has of a configuration
     "lit_klrb.schema",
     "lit_klrb.files",
     "lit_klrb.stops",
@@ -78,7 +78,7 @@ REPLICATION_ROOMS = [
 # What both packages use: the standard library, PyYAML and OmegaConf.
 SHARED = {
     f"lit_klrb.{name}"
-    for name in ("config_files", "errors", "extensions", "files", "schema", "stops", "terminal", "unwritten")
+    for name in ("config_files", "errors", "extensions", "files", "schema", "stops", "terminal", "redaction")
 }
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},

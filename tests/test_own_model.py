@@ -19,8 +19,8 @@ MODEL = "runs/models/smollm2"
 QUESTIONS = "configs/chat/questions"  # of which the first few are enough
 EXAMPLES = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 COMMANDS = [
-    shlex.split(command.replace("\\\n", ""))[3:]
-    for command in re.findall(r"^python -m lit_klrb (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
+    shlex.split(command.replace("\\\n", ""))[1:]
+    for command in re.findall(r"^lit-klrb (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
 ]
 # Settings that shorten a run; those of the page are given before.
 SHORT = [

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.cli import main as analysis
-from lit_klrb.cli.main import COMMANDS as OURS, main
+from lit_klrb.cli.main import COMMANDS as OURS, SWEEPS, main
 from replication.__main__ import main as replication
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +19,11 @@ COMMANDS = sorted(
     {
         line.partition("#")[0].strip(" \\")
         for page in [*PAGES, *CONFIGS]
-        for line in re.findall(r"^(?:#   (?:LIT\S+ )?)?(python -m .*)", page.read_text("utf-8"), re.M)
+        for line in re.findall(
+            r"^(?:#   (?:LIT\S+ )?)?((?:lit-klrb|python -m (?:benchmarks|replication)) .*)",
+            page.read_text("utf-8"),
+            re.M,
+        )
     }
 )
 # With their continuation lines, without those that import a module of the reader's
@@ -28,7 +31,7 @@ FITS = sorted(
     {
         command
         for text in TEXTS.values()
-        for command in re.findall(r"^python -m lit_klrb fit (?:.*\\\n)*.*$", text, re.MULTILINE)
+        for command in re.findall(r"^lit-klrb fit (?:.*\\\n)*.*$", text, re.MULTILINE)
         if not re.search(r"my_\w+[.:]", command)
     }
 )
@@ -54,12 +57,13 @@ def test_the_python_examples_run(page, tmp_path, monkeypatch):
 def test_the_commands_name_what_is_there():
     """On the pages and in the comments of configurations."""
     assert len(COMMANDS) > 150
-    for module, name in {(*command.split()[2:4],) for command in COMMANDS}:
-        if module in (mains := {"analysis": analysis, "replication": replication}):
+    words = {(*command.removeprefix("python -m ").split()[:2],) for command in COMMANDS}
+    for program, name in words:
+        if program == "replication" or name in SWEEPS:
             with pytest.raises(SystemExit, match=r"^0$"):
-                mains[module]([name, "--help"])
+                (replication if program == "replication" else main)([name, "--help"])
         else:
-            assert module == "benchmarks" or (module == "lit_klrb" and name in (*OURS, "count")), name
+            assert program == "benchmarks" or name in (*OURS, "count"), name
     for command in COMMANDS:
         for option, value in pairwise(command.split()):
             users = value.startswith(("my_", "RLOO"))  # a file of the reader's
@@ -70,7 +74,7 @@ def test_the_options_of_fit_are_what_it_takes(capsys):
     assert len(FITS) > 15
     wrong = {}
     for command in FITS:
-        words = shlex.split(command.replace("\\\n", ""), comments=True)[3:]
+        words = shlex.split(command.replace("\\\n", ""), comments=True)[1:]
         try:
             main([*words, "--print_config"])
         except SystemExit as ended:

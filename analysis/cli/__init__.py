@@ -1,3 +1,3 @@
-"""The commands of `python -m analysis`."""
+"""The commands of `lit-klrb`."""
 
 from analysis.cli.main import main as main

@@ -1,4 +1,4 @@
-"""The command line of `python -m analysis`, and the commands that read results."""
+"""The command line of `lit-klrb`, and the commands that read results."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""`python -m analysis plan` and `sweep`: the cells of a sweep, their time and power, and running them."""
+"""`lit-klrb plan` and `sweep`: the cells of a sweep, their time and power, and running them."""
 
 import argparse
 import math

@@ -16,7 +16,7 @@ from analysis.results.plan import TUNING
 from analysis.results.store import digest
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError, concerning
-from lit_klrb.unwritten import environment_names, is_secret, with_environment_read
+from lit_klrb.redaction import environment_names, is_secret, resolved_with_environment
 
 # Placeholders in the arguments of a cell: the sweep's directory, on which results do not depend, and the rate
 # that is chosen for its arm.
@@ -69,7 +69,7 @@ def expand(plan: Plan) -> Expansion:
     configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
     for name, config in configs.items():
         _check_secrets(name, config)
-    values = {name: with_environment_read(config) for name, config in configs.items()}
+    values = {name: resolved_with_environment(config) for name, config in configs.items()}
     commands = sorted({stage.command for stage in plan.stages.values()})
     blocks = (block.overrides for block in plan.grid.blocks.values())
     settings = [*values.values(), *plan.grid.arms.values(), *blocks]

@@ -28,7 +28,7 @@ from yaml import YAMLError
 
 from analysis.results.store import digest
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.unwritten import environment_names, with_environment_unread
+from lit_klrb.redaction import environment_names, resolved_without_environment
 
 # Packages that are followed beside those of the modules themselves.
 OWN = ("lit_klrb", "analysis")
@@ -152,7 +152,7 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         container = OmegaConf.to_container(loaded)
         if not isinstance(container, dict):
             raise ValueError("a mapping is expected")
-        content = with_environment_unread(container)
+        content = resolved_without_environment(container)
         digest(content)
     except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None

@@ -14,7 +14,7 @@ from analysis.results.rules import check_plan
 from analysis.results.store import error_lines
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.unwritten import environment_names, with_environment_read, with_environment_unread
+from lit_klrb.redaction import environment_names, resolved_with_environment, resolved_without_environment
 
 Checked = TypeVar("Checked")
 DIRECTORY = "directory"
@@ -83,9 +83,9 @@ def read_checked(
 
 def _interpolated(content: dict[Any, Any]) -> dict[Any, Any]:
     """The content of a plan with `${...}` resolved, but nothing of the environment in what is published."""
-    config = with_environment_unread(content)
+    config = resolved_without_environment(content)
     for key, value in flat(config):
         if key != DIRECTORY and environment_names(value):
             text = f"{value} is read in configurations and in `{DIRECTORY}` only, as plans are published"
             raise ConfigurationError(text, key=key)
-    return with_environment_read(config)
+    return resolved_with_environment(config)

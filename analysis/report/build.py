@@ -166,7 +166,7 @@ def _page(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made: 
         count(len(sweep.runs), "run"),
         f"{number(seconds / 60)} minutes of runs" if seconds else "",
         *(made.get(key, "") for key in ("date", "machine")),
-        "python -m analysis report RUNS_DIR",
+        "lit-klrb report RUNS_DIR",
     ]
     title, lead = title_of(assessment), meaning_of(assessment)
     return page(title, [*filter(None, facts)], parts, assessment.withheld, " ".join(lead)).encode()

@@ -17,7 +17,7 @@ from analysis.sweep.progress import Clock, Progress, duration
 from analysis.sweep.store import Store, trim
 from lit_klrb import schema
 from lit_klrb.errors import OUTAGE
-from lit_klrb.unwritten import environment_names
+from lit_klrb.redaction import environment_names
 
 # Attempts without a result are repeated, as disks fill up and processes get killed. Divergence is a result.
 ATTEMPTS = 3

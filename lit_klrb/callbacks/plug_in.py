@@ -37,7 +37,7 @@ class KLEstimatorCallback(L.Callback):
     adjusts it after each rollout. A module that does not use the estimator says so.
 
     Args:
-        estimator: Estimator of the KL's gradient; `python -m lit_klrb explain` lists all.
+        estimator: Estimator of the KL's gradient; `lit-klrb explain` lists all.
         beta: Weight of KL(policy‖reference), in units of reward per nat; the initial weight if it changes.
         final_beta: Weight at the last step, approached linearly.
         target_kl: Target of the KL, in nats per completion. After each rollout beta is multiplied by

@@ -11,7 +11,7 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str | None, epilog: str = "", **settings: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
-        prog = f"python -m lit_klrb {command}"
+        prog = f"lit-klrb {command}"
         super().__init__(prog, None, description, epilog, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:

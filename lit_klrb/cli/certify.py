@@ -1,4 +1,4 @@
-"""`python -m lit_klrb certify MODULE:FUNCTION`: which known gradient a KL loss has, by enumeration."""
+"""`lit-klrb certify MODULE:FUNCTION`: which known gradient a KL loss has, by enumeration."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ It returns a scalar, a loss per completion or per token, or a tuple that starts 
 exit codes: 0, with --claims only if it has the claimed gradient; 1 if not, or if the function raises;
 2 wrong usage
 
-example: python -m lit_klrb certify my_losses:kl_loss --claims kl --option beta=0.1
+example: lit-klrb certify my_losses:kl_loss --claims kl --option beta=0.1
 """
 
 

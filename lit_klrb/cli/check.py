@@ -1,4 +1,4 @@
-"""`python -m lit_klrb check`: checks whether runs could start.
+"""`lit-klrb check`: checks whether runs could start.
 
 With the arguments of `fit` it says what would be trained, with --json for programs. Without arguments,
 standard input is a JSON list of command lines of `fit` and standard output a JSON list of answers; a sweep

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
-from lit_klrb.unwritten import MASK, environment_names, with_environment_unread
+from lit_klrb.redaction import MASK, environment_names, resolved_without_environment
 
 PACKAGE = "lit_klrb.estimators"
 # The value of the parser: the default of modules with a reward
@@ -78,14 +78,14 @@ def _sections(path: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path}: a mapping of keys to values is expected")
     if content.keys() >= PLAN_KEYS:
-        line = f"is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
+        line = f"is the plan of a sweep; run it with: lit-klrb sweep --config {path}"
         raise ConfigurationError(f"{path} {line}")
     if "config" in content:
         raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
     if odd := [key for key in _keys(content) if not isinstance(key, str)]:
         raise ConfigurationError(f"{path}: Key must be a string, got: {odd[0]!r}")
     with contextlib.suppress(OmegaConfBaseException):  # the parser says what is wrong
-        return with_environment_unread(content) if environment_names(content) else content
+        return resolved_without_environment(content) if environment_names(content) else content
     return content
 
 

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb explain`: what each KL estimator computes, and what its gradient optimises."""
+"""`lit-klrb explain`: what each KL estimator computes, and what its gradient optimises."""
 
 import inspect
 import json
@@ -101,7 +101,7 @@ def _print_overview() -> None:
         training = "yes" if about["refusal"] is None else "refused"
         rows.append((about["name"] or "", about["optimises"] or "", training))
     print_table(("estimator", "its expected gradient is that of", "training"), rows)
-    print("\nFormula, cost, bias and where it is used: python -m lit_klrb explain NAME")
+    print("\nFormula, cost, bias and where it is used: lit-klrb explain NAME")
 
 
 def _print_page(name: str, estimator: KLEstimator) -> None:

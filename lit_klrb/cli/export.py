@@ -1,4 +1,4 @@
-"""`python -m lit_klrb export`: writes a checkpoint as a folder that `transformers` loads."""
+"""`lit-klrb export`: writes a checkpoint as a folder that `transformers` loads."""
 
 import re
 import sys

@@ -5,7 +5,7 @@ KEYS = {
     "config": "FILE     a configuration; configs/ has one per stage; later files and options win",
     "ckpt_path": "FILE  with fit: the run to resume; otherwise the checkpoint to evaluate",
     "seed_everything": "N  seed of all random numbers of the run",
-    "kl.estimator": "CLASS  estimator of the KL's gradient: python -m lit_klrb explain",
+    "kl.estimator": "CLASS  estimator of the KL's gradient: lit-klrb explain",
     "kl.beta": "NUMBER  weight of the KL, in reward per nat",
     "kl.target_kl": "NATS  adjust beta to reach this KL per completion",
     "model": "CLASS     SFTModule, RewardModule, PairwiseRewardModule, DPOModule, RLOOModule, DistillModule",
@@ -24,7 +24,7 @@ KEYS = {
     "trainer.callbacks": "CLASS  with += in place of the space, one more: KLMonitor, CompletionTable, ...",
 }
 TEXT = """\
-usage: python -m lit_klrb {command} --config FILE [--KEY VALUE ...]
+usage: lit-klrb {command} --config FILE [--KEY VALUE ...]
 
 {does}.
 

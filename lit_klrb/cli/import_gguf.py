@@ -1,4 +1,4 @@
-"""`python -m lit_klrb import-gguf`: writes a GGUF file as a folder that `transformers` loads."""
+"""`lit-klrb import-gguf`: writes a GGUF file as a folder that `transformers` loads."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ checksums of the weights (SHA256SUMS) and a model card (README.md) that says whe
 or compare such a model, a path to the file is enough: --model.policy_path FILE.gguf converts it once, into
 the cache.
 
-example: python -m lit_klrb import-gguf SmolLM2-135M-Instruct.Q4_1.gguf --output_dir runs/models/smollm2
+example: lit-klrb import-gguf SmolLM2-135M-Instruct.Q4_1.gguf --output_dir runs/models/smollm2
 """
 
 

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb init DIR`: copies the configurations that come with the package."""
+"""`lit-klrb init DIR`: copies the configurations that come with the package."""
 
 import shutil
 import sysconfig
@@ -37,5 +37,5 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigurationError(f"{target} exists; name another folder")
     with refusing(f"cannot write {target}", OSError):
         shutil.copytree(shipped(), target)
-    print(f"wrote {target}; next, in {directory}: python -m lit_klrb fit --config {CONFIGS}/demo/sft.yaml")
+    print(f"wrote {target}; next, in {directory}: lit-klrb fit --config {CONFIGS}/demo/sft.yaml")
     return 0

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb kl`: the KL of two given models, with its error."""
+"""`lit-klrb kl`: the KL of two given models, with its error."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ EPILOG = """with --prompts, completions are sampled from the policy (and, for th
 reference); with --texts, the KL of the next token is averaged over the given contexts, which is another
 quantity.
 
-example: python -m lit_klrb kl --policy runs/policy --reference gpt2 --prompts prompts.jsonl
+example: lit-klrb kl --policy runs/policy --reference gpt2 --prompts prompts.jsonl
 """
 
 

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
+"""Lightning CLI with this project's defaults, and one-line messages for wrong input."""
 
 import copy
 import os
@@ -49,6 +49,7 @@ from lit_klrb.distributed import LOST, check_started, check_strategy, cluster_pl
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
+from lit_klrb.redaction import redacted, without_loggers
 from lit_klrb.reward_functions import KEY
 from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
@@ -63,7 +64,6 @@ from lit_klrb.run.options import (
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
 from lit_klrb.terminal import say_once
-from lit_klrb.unwritten import without_loggers, written
 
 # The value of --ckpt_path that continues the run of the directory, if there is one.
 AUTO = "auto"
@@ -91,7 +91,7 @@ class LitCLI(LightningCLI):
                 subclass_mode_data=True,
                 save_config_callback=None,
                 parser_class=OneLineParser,
-                parser_kwargs={"parser_mode": "omegaconf", "prog": "python -m lit_klrb"},
+                parser_kwargs={"parser_mode": "omegaconf", "prog": "lit-klrb"},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
                 args=[*args[:1], *default_options(self._given, self._module()), *self._words],
@@ -129,7 +129,7 @@ class LitCLI(LightningCLI):
                 self.config, skip_link_targets=False, skip_none=False, skip_validation=True
             )
             self._values = yaml.load(text, yaml.CSafeLoader)[self.config.subcommand]
-            self.config_dump = written(self._values, self._given)
+            self.config_dump = redacted(self._values, self._given)
 
     @property
     def settings(self) -> dict[str, Any]:

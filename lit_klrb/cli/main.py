@@ -50,7 +50,7 @@ HELP = """usage: lit-klrb COMMAND [--help] ...
 
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
 
-commands (also as python -m lit_klrb COMMAND):
+commands (also as lit-klrb COMMAND):
 {commands}
 
 sweeps over arms, betas and seeds:

@@ -28,11 +28,11 @@ def check_upstream(settings: dict[str, Any]) -> None:
         if (not is_file(path) and (":" in path or not looks_local(path))) or local_path(path, key).exists():
             continue
         maker = _maker(Path(path))
-        hint = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
+        hint = f"make it with: lit-klrb fit --config {maker}" if maker else "name one that does"
         if Path(path) == CHAT:
             hint = "make it with: make chat"
         elif not is_file(path):
-            into, call = f"--output_dir {shlex.quote(path)}", "python -m lit_klrb"
+            into, call = f"--output_dir {shlex.quote(path)}", "lit-klrb"
             hint = f"make it with: {call} export --ckpt_path FILE {into} or, from a GGUF file, "
             hint += f"{call} import-gguf FILE {into}"
         raise ConfigurationError(f"{path} does not exist; {hint}", key=key)

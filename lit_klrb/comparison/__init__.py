@@ -1,1 +1,1 @@
-"""The KL of two given models, with its error: `python -m lit_klrb kl`."""
+"""The KL of two given models, with its error: `lit-klrb kl`."""

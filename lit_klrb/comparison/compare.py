@@ -55,7 +55,7 @@ class _Read(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelComparison:
-    """The models, the prompts or texts, and how they are measured; see `python -m lit_klrb kl --help`."""
+    """The models, the prompts or texts, and how they are measured; see `lit-klrb kl --help`."""
 
     policy: str
     reference: str

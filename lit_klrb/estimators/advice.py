@@ -7,7 +7,7 @@ from lit_klrb.estimators.control_variate import RaoBlackwellControlVariate
 from lit_klrb.estimators.tilted import TiltedRaoBlackwell
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell, RaoBlackwellTopK
 
-# The estimators of `python -m lit_klrb fit` if none is given, for modules with a reward and without.
+# The estimators of `lit-klrb fit` if none is given, for modules with a reward and without.
 DEFAULT, WITHOUT_REWARD = RaoBlackwellControlVariate, RaoBlackwell
 # The discount of the latter at the first and the last step.
 ANNEALED = 0.0, 1.0

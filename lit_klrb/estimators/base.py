@@ -23,7 +23,7 @@ Predicted = Literal["rewards", "kl_to_come"]
 
 
 class Explanation(NamedTuple):
-    """Text that `python -m lit_klrb explain` prints beside what it derives and measures.
+    """Text that `lit-klrb explain` prints beside what it derives and measures.
 
     Args:
         optimises: What the gradient estimates in expectation, on-policy; see `EstimatorMemory.statement`.

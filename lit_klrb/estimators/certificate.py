@@ -1,4 +1,4 @@
-"""Which gradient a KL loss has: the mathematics of `python -m lit_klrb certify`."""
+"""Which gradient a KL loss has: the mathematics of `lit-klrb certify`."""
 
 import math
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from lit_klrb.files import read_object
 from lit_klrb.run.same_run import RUN_KEY
 
 # The first line after the metadata, which marks a README.md as an export's own.
-MARK = "<!-- written by python -m lit_klrb export -->"
+MARK = "<!-- written by lit-klrb export -->"
 # Bytes of a summary that are read at most, and characters of a value that are quoted.
 MAX_SUMMARY, MAX_CELL = 1_000_000, 500
 

@@ -54,13 +54,13 @@ class RunDirectory:
     def resume_command(self) -> str:
         """The command that resumes the run."""
         config, checkpoint = (shlex.quote(str(path)) for path in (self.path / schema.CONFIG, self.checkpoint))
-        return f"python -m lit_klrb fit --config {config} --ckpt_path {checkpoint}"
+        return f"lit-klrb fit --config {config} --ckpt_path {checkpoint}"
 
     @property
     def export_command(self) -> str:
         """The command that writes the trained model as a folder for other software."""
         checkpoint, folder = (shlex.quote(str(path)) for path in (self.checkpoint, self.path / "model"))
-        return f"python -m lit_klrb export --ckpt_path {checkpoint} --output_dir {folder}"
+        return f"lit-klrb export --ckpt_path {checkpoint} --output_dir {folder}"
 
     def begin(self, resumed: str | None = None) -> None:
         """Lock the directory, and rename an earlier run's directory for a new run.

@@ -8,9 +8,9 @@ from typing import Any
 
 from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import sha256
+from lit_klrb.redaction import redacted as redacted_settings
 from lit_klrb.run.checkpoints import read
 from lit_klrb.run.resumable import check_resumable
-from lit_klrb.unwritten import written
 
 CALLBACKS = "trainer.callbacks"
 # Keys that may differ, with all keys below them, and why. All other keys must agree.
@@ -56,13 +56,13 @@ def record(settings: Settings, as_written: Settings | None = None) -> Settings:
     """
     again = {key: _content_of(value) for key, value in leaves(settings) if key.endswith(READ_AGAIN)}
     texts = dict(leaves(as_written or settings))
-    unwritten = {
-        key: _digest(written(value, {}, key))
+    redacted = {
+        key: _digest(redacted_settings(value, {}, key))
         for key, value in leaves(settings)
         if texts[key] != value and (key == CALLBACKS or not _may_differ(key))
     }
     contents = {key: digest for key, digest in again.items() if digest}
-    return {"settings": as_written or settings, "contents": contents, "unwritten": unwritten}
+    return {"settings": as_written or settings, "contents": contents, "redacted": redacted}
 
 
 def run_of(path: str) -> Settings:
@@ -131,7 +131,7 @@ def _digest(value: Any) -> str:
 
 def _differ(key: str, saved: Settings, wanted: Settings, old: Settings, new: Settings) -> bool:
     """Whether two runs have other values of a setting; of one that is not written, hashes are compared."""
-    marks = [run.get("unwritten", {}).get(key) for run in (saved, wanted)]
+    marks = [run.get("redacted", {}).get(key) for run in (saved, wanted)]
     if not any(marks):
         return bool(old[key] != new[key])
     first, second = (mark or _digest(leaf[key]) for mark, leaf in zip(marks, (old, new), strict=True))

@@ -185,7 +185,7 @@ def _stable(evidence: Evidence) -> Ruling:
 
 def frontier_claims() -> tuple[PublishedClaim, ...]:
     """The claims, in the order of the paper."""
-    sweeps = "`python -m analysis report` on the sweeps of replication/results that have both estimators"
+    sweeps = "`lit-klrb report` on the sweeps of replication/results that have both estimators"
     sizes = (
         "The paper: GPT-2 on film reviews, 36 models. Ours: toys, a GPT-2 of a tenth of a million "
         "parameters on generated reviews (embedded world) and one of 3.4 million on real ones; and "

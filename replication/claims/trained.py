@@ -81,7 +81,7 @@ def load_trained(directory: Path, title: str) -> Trained:
         DamagedFileError: If its files are not those of its plan, or cannot be read.
     """
     if not (directory / NUMBERS).exists():
-        raise ConfigurationError(f"{directory / NUMBERS} does not exist; python -m analysis report writes it")
+        raise ConfigurationError(f"{directory / NUMBERS} does not exist; lit-klrb report writes it")
     sweep = load_sweep(directory)
     if sweep.invalid:
         raise DamagedFileError(f"{directory}: the files are not those of the plan")

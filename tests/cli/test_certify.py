@@ -216,7 +216,7 @@ def test_what_cannot_be_certified_ends_in_one_line(capsys, words, code, message)
 def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "certify.md").read_text("utf-8")
     script, output = (re.search(f"```{kind}\n(.*?)```", page, re.DOTALL)[1] for kind in ("python", "text"))
-    command = re.search(r"python -m lit_klrb (certify my_losses.*)", page)[1]
+    command = re.search(r"lit-klrb (certify my_losses.*)", page)[1]
     (tmp_path / "my_losses.py").write_text(script)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -25,7 +25,7 @@ def test_a_missing_checkpoint_names_the_command_that_makes_it(capsys, tmp_path, 
     assert main(["fit", "--config", "configs/demo/rloo.yaml"]) == 2
     assert one_line_of(capsys) == (
         "error: model.init_args.policy_path: runs/demo/dpo/checkpoints/last.ckpt does not exist; "
-        "make it with: python -m lit_klrb fit --config configs/demo/dpo.yaml"
+        "make it with: lit-klrb fit --config configs/demo/dpo.yaml"
     )
     assert not (tmp_path / "runs").exists()
 

@@ -28,7 +28,7 @@ def test_a_pipe_gets_the_advice_and_one_tab_separated_line_per_estimator(capsys)
     rows = [line.split("\t") for line in table.splitlines()[2:]]
     assert [row[0] for row in rows] == list(CLASSES)
     assert [row[0] for row in rows if row[2] == "refused"] == WRONG
-    assert names.splitlines() == ["Formula, cost, bias and where it is used: python -m lit_klrb explain NAME"]
+    assert names.splitlines() == ["Formula, cost, bias and where it is used: lit-klrb explain NAME"]
 
 
 def test_advice_names_estimators_that_train_and_pages_repeat_it(capsys):

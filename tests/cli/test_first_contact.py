@@ -52,9 +52,7 @@ def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
     path = f"configs/{name}/sweep.yaml"
     assert main(["fit", "--config", path]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == (
-        f"error: {path} is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
-    )
+    assert line == (f"error: {path} is the plan of a sweep; run it with: lit-klrb sweep --config {path}")
 
 
 def test_a_folder_without_a_train_split(chain, tmp_path, capsys):
@@ -100,7 +98,7 @@ def test_given_prompts_are_not_cut_and_a_smaller_evaluation_is_announced(chain, 
     (warning,) = [record.getMessage() for record in caplog.records if "eval_size" in record.getMessage()]
     assert warning.startswith(f"eval_size is 1000, but the validation split of {source} has ")
     output = capsys.readouterr().out
-    export = f"python -m lit_klrb export --ckpt_path {run}/checkpoints/last.ckpt --output_dir {run}/model"
+    export = f"lit-klrb export --ckpt_path {run}/checkpoints/last.ckpt --output_dir {run}/model"
     assert f"wrote {run} (1 steps); to use it elsewhere: {export}\n" in output
     # The table before the first step has one column of texts, and each begins with a whole prompt
     assert output.index("first evaluation") > output.index("step 0: reward")

@@ -14,7 +14,7 @@ from lit_klrb.cli.main import RUNS, main
 def test_the_short_help_fits_a_screen(capsys, command):
     assert main([command, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"usage: python -m lit_klrb {command} --config FILE")
+    assert lines[0].startswith(f"usage: lit-klrb {command} --config FILE")
     assert len(lines) <= 32
     assert max(map(len, lines)) <= 120
 

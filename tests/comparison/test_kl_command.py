@@ -1,4 +1,4 @@
-"""`python -m lit_klrb kl` on tiny models: its numbers against full logits, its output and its errors."""
+"""`lit-klrb kl` on tiny models: its numbers against full logits, its output and its errors."""
 
 import json
 import os

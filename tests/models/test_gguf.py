@@ -248,4 +248,4 @@ def test_a_missing_folder_names_the_commands_that_make_it(command, chain, tmp_pa
     assert main([command, *argv, "--model.policy_path", "runs/models/none"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "policy_path: runs/models/none does not exist; make it with" in line
-    assert "python -m lit_klrb import-gguf FILE --output_dir runs/models/none" in line
+    assert "lit-klrb import-gguf FILE --output_dir runs/models/none" in line

@@ -73,5 +73,5 @@ def test_a_missing_backbone_is_made_by_its_configuration(capsys, monkeypatch, tm
         (tmp_path / folder).symlink_to(Path(folder).resolve())
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "replication/configs/imdb_night/reward.yaml"]) == 2
-    maker = "make it with: python -m lit_klrb fit --config replication/configs/imdb_night/pretraining.yaml"
+    maker = "make it with: lit-klrb fit --config replication/configs/imdb_night/pretraining.yaml"
     assert maker in capsys.readouterr().err

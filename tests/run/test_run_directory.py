@@ -201,7 +201,7 @@ def test_the_directory_one_is_in_is_used_and_not_renamed(tmp_path, monkeypatch):
     with RunDirectory(".") as directory:
         directory.begin(run_id(tmp_path))
         assert directory.resume_command == (
-            "python -m lit_klrb fit --config config.yaml --ckpt_path checkpoints/last.ckpt"
+            "lit-klrb fit --config config.yaml --ckpt_path checkpoints/last.ckpt"
         )
 
 

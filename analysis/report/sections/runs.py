@@ -257,7 +257,7 @@ def provenance(assessment: Assessment) -> Section:
         "Configuration, versions and seeds",
         paragraphs=[
             "All numbers on this page are computed from the result files listed here; results.json has them "
-            "unrounded, and `python -m analysis verify` recomputes them.",
+            "unrounded, and `lit-klrb verify` recomputes them.",
         ],
         tables=[Table("Versions of the packages of the runs.", ("Package", "Version"), rows)],
         details=[

@@ -37,7 +37,7 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
         ["kl", "9.00", "7.00", "9.00"],
         ["teacher system prompt", "Be &lt;i&gt;"],
         ["teacher examples", "Q? A!"],
-        ["command", f"python -m lit_klrb fit --config {tmp_path / 'config.yaml'}"],
+        ["command", f"lit-klrb fit --config {tmp_path / 'config.yaml'}"],
     ]
     for row in expected:
         assert any(cells[place : place + len(row)] == row for place in range(len(cells))), row

@@ -1,4 +1,4 @@
-"""`python -m analysis compare`: two unpaired sweeps, against scipy's Welch test."""
+"""`lit-klrb compare`: two unpaired sweeps, against scipy's Welch test."""
 
 import shutil
 

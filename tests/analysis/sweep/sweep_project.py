@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 class Command(Child):
-    """A command of `python -m analysis`."""
+    """A command of `lit-klrb`."""
 
     def ended(self, seconds=60):
         """Wait for its end; return (exit code, output)."""

@@ -41,7 +41,7 @@ def test_a_second_sweep_runs_no_cell_and_ends_with_the_answer(swept):
         "plan: 10 cells: 10 done; no cell was run\n"
         "These runs are too few to tell RaoBlackwell from MonteCarlo; MonteCarlo gained −0.27 "
         "(−1.64 to 1.10) from 0.78 at the start\n"
-        f"its page: python -m analysis report {swept.directory / 'plan'}\n",
+        f"its page: lit-klrb report {swept.directory / 'plan'}\n",
     )
     assert swept.results() == before
     assert len(swept.ran()) == 10
@@ -120,7 +120,7 @@ def test_a_stopped_sweep_saves_its_cells_and_resumes_them(project, finished, num
     code, output = interrupt(project, plan, os.killpg, number)
     assert code == 128 + number, output
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    command = f"python -m analysis sweep --config {plan} --workers 2"
+    command = f"lit-klrb sweep --config {plan} --workers 2"
     assert output.endswith(f"stopped by {name}; to resume: {command}\n")
     assert "stopping: running cells save after this step; once more to stop at once" in output
     assert not list((project.directory / "plan" / "failed").glob("*"))
@@ -148,7 +148,7 @@ def test_a_sweep_in_slices_of_time_ends_with_the_same_results(project, finished,
     plan = project.write()
     code, output = project.run("sweep", "--config", plan, "--minutes", "1e-9")
     assert code == 1
-    command = f"python -m analysis sweep --config {plan} --minutes 1e-9"
+    command = f"lit-klrb sweep --config {plan} --minutes 1e-9"
     assert output.endswith(f"stopped after 1e-09 minutes; to resume: {command}\n")
     assert not (project.directory / "plan" / "results").exists()
     assert project.run("sweep", "--config", plan, "--minutes", "10")[0] == 0
@@ -194,7 +194,7 @@ def test_plan_uses_finished_cells_and_their_times(swept, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sweep"], "the following arguments are required: --config; see python -m analysis sweep --help"),
+        (["sweep"], "the following arguments are required: --config; see lit-klrb sweep --help"),
         (["sweep", "--config", "none.yaml"], "none.yaml does not exist; the path of a configuration"),
         (["sweep", "--config", "x", "--workers", "0"], "argument --workers: '0' is not allowed; an integer"),
         (["swep"], "'swep'"),

@@ -1,4 +1,4 @@
-"""What of a configuration no file and no logger gets: passwords, and values of the environment."""
+"""Redaction of configurations that are written or logged: passwords, and values of the environment."""
 
 import re
 from collections.abc import Mapping
@@ -42,12 +42,12 @@ def environment_names(value: Any) -> set[str]:
     return {*_ENVIRONMENT.findall(value)} if isinstance(value, str) else set()
 
 
-def with_environment_unread(content: dict[Any, Any]) -> dict[Any, Any]:
+def resolved_without_environment(content: dict[Any, Any]) -> dict[Any, Any]:
     """A configuration with its references to other keys resolved, but not those to the environment.
 
     Example:
-        >>> with_environment_unread({"root": "${oc.env:HOME}", "runs": "${root}/runs", "n": "${m}", "m": 3})
-        {'root': '${oc.env:HOME}', 'runs': '${oc.env:HOME}/runs', 'n': 3, 'm': 3}
+        >>> resolved_without_environment({"root": "${oc.env:HOME}", "runs": "${root}/runs", "n": 3})
+        {'root': '${oc.env:HOME}', 'runs': '${oc.env:HOME}/runs', 'n': 3}
     """
 
     def escaped(value: Any) -> Any:
@@ -72,12 +72,12 @@ def _resolved(content: dict[Any, Any]) -> dict[Any, Any]:
     return container
 
 
-def with_environment_read(content: dict[Any, Any]) -> dict[Any, Any]:
+def resolved_with_environment(content: dict[Any, Any]) -> dict[Any, Any]:
     """A configuration with the values of the environment that it reads."""
     return _resolved(content) if environment_names(content) else content
 
 
-def written(values: Any, sources: Mapping[str, Any], key: str = "") -> Any:
+def redacted(values: Any, sources: Mapping[str, Any], key: str = "") -> Any:
     """A configuration as it is written to files and given to loggers.
 
     Args:
@@ -87,7 +87,7 @@ def written(values: Any, sources: Mapping[str, Any], key: str = "") -> Any:
 
     Example:
         >>> settings = {"model": {"init_args": {"path": "/home/me/m"}}, "logger": {"api_key": "f00"}}
-        >>> written(settings, {"model.path": "${oc.env:HOME}/m"})
+        >>> redacted(settings, {"model.path": "${oc.env:HOME}/m"})
         {'model': {'init_args': {'path': '${oc.env:HOME}/m'}}, 'logger': {'api_key': '***'}}
     """
     source = sources.get(key)
@@ -96,9 +96,9 @@ def written(values: Any, sources: Mapping[str, Any], key: str = "") -> Any:
         return source
     if isinstance(values, dict):
         keys = {name: key if name in ("init_args", "class_path") else f"{key}.{name}" for name in values}
-        return {name: written(value, sources, keys[name].lstrip(".")) for name, value in values.items()}
+        return {name: redacted(value, sources, keys[name].lstrip(".")) for name, value in values.items()}
     if isinstance(values, list):
-        return [written(value, sources, f"{key}.{index}") for index, value in enumerate(values)]
+        return [redacted(value, sources, f"{key}.{index}") for index, value in enumerate(values)]
     return MASK if isinstance(values, str) and is_secret(key) else values
 
 
