@@ -1,4 +1,4 @@
-"""`lit_klrb.functional` and `lit_klrb.estimators` where nothing but torch is installed."""
+"""`functional`, `estimators` and the losses for Tinker where nothing but torch is installed."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import doctest, importlib.util, pkgutil, sys
-import lit_klrb.estimators, lit_klrb.functional
+import lit_klrb.estimators, lit_klrb.functional, lit_klrb.integrations.tinker
 
 for name in ("numpy", "lightning", "transformers", "scipy", "rich"):
     assert importlib.util.find_spec(name) is None, name

@@ -123,8 +123,8 @@ def custom_loss(
     """A loss for `TrainingClient.forward_backward_custom`, of an estimator.
 
     Args:
-        estimator: One for a served teacher, such as `RaoBlackwellTopK(k=20, support="reference")`. With
-            `off_policy="prefix"` completions may be of an earlier student.
+        estimator: One for a served teacher, such as `RaoBlackwellTopK(k=20, support="reference")`, whose head
+            is that of the data. With `off_policy="prefix"` completions may be of an earlier student.
         group_size: Completions per prompt, which are adjacent in the data (K).
 
     Raises:

@@ -159,6 +159,23 @@ def test_rewards_in_units_of_the_kls_weight(client, traced):
     assert (expected - exact).norm() < 1e-6 * exact.norm()
 
 
+def test_the_baseline_is_the_mean_of_the_others():
+    """Of their rewards, and of their sampled log ratios after each position, 0 after their ends."""
+    _, teacher, sampler = tables()
+    tokens, mask = teacher.sequences()
+    rows, rewards = [0, 5, 9], [1.0, 4.0, 2.0]
+    samples = [[*samples_of(sampler, tokens, mask)][row] for row in rows]
+    answers = [[*answers_of(teacher, tokens, mask, 2)][row] for row in rows]
+    inputs = adapter.loss_inputs(PROMPT, samples, answers, rewards)
+    own, ref = (m.token_logits(tokens).log_softmax(-1) for m in (sampler, teacher))
+    ratios = ((own - ref).gather(-1, tokens[..., None])[..., 0] * mask)[rows]
+    for row, others in enumerate(([1, 2], [0, 2], [0, 1])):
+        for t in range(int(mask[rows[row]].sum())):
+            baseline = sum(rewards[other] - ratios[other, t + 1 :].sum().item() for other in others) / 2
+            score = inputs[row]["score"][len(PROMPT) - 1 + t].item()
+            assert score == pytest.approx(baseline - rewards[row], rel=1e-5)
+
+
 def test_what_is_missing_is_named():
     _, teacher, sampler = tables()
     tokens, mask = teacher.sequences()

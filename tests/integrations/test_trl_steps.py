@@ -199,6 +199,7 @@ def test_an_evaluation_logs_what_training_minimises(tmp_path, monkeypatch, kind,
     made.train()
     seen = made.kl_memory.state_dict().get("token_values", {"lengths": torch.empty(4)})["lengths"]
     assert len(seen) == 4  # the completions that it was trained on
+    assert made.kl_token_values is None  # those of the rollout of training, of which more steps may follow
     assert [loss.requires_grad for loss in losses] == [training for training, _ in batches]
     (logged,) = (entry for entry in made.state.log_history if "eval_loss" in entry)
     kls, rewards = [], []
