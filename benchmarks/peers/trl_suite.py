@@ -41,7 +41,7 @@ REFUSED = {
     "static_entropy": "entropy_coef: must be 0.0",
     "adaptive_entropy": "entropy_coef: must be 0.0",
     "test_entropy_bonus_scale": "entropy_coef: must be 0.0",
-    "test_loss_normalizes_by_num_items_in_batch": "beta: must be 1, the reverse KL",
+    "test_loss_normalizes_by_num_items_in_batch": "beta: must be 1, got 0.5",
     # The test replaces TRL's client of a server that does not exist
     "test_reverse_kl_finite_grad_with_ragged_batch": "teacher_model_server_url: http://fake-teacher.invalid",
 }

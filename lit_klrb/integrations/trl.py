@@ -67,9 +67,9 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     For RLOO and GRPO, `args.beta` is the weight of the KL per sequence, in the units of TRL's advantages:
     with GRPO's default, rewards divided by their group's standard deviation.
 
-    For distillation, KL(student‖teacher) is the whole loss. `args.beta`, with which TRL interpolates between
-    divergences, must be 1, the reverse KL. The estimator must have `baseline=None`, as TRL samples one
-    completion per prompt.
+    For distillation, KL(student‖teacher) is the whole loss, or another divergence of the estimator;
+    `args.beta`, with which TRL interpolates between divergences, must be 1. The estimator must have
+    `baseline=None`, as TRL samples one completion per prompt.
 
     An evaluation logs the KL per sequence, and as its loss beta times that less the reward, which is what
     training minimises.

@@ -123,7 +123,9 @@ def _check_distillation(trainer: Any, estimator: KLEstimator) -> None:
     elif trainer.teacher_model is None:
         raise ConfigurationError("must be a model, got None", key="teacher_model")
     if (beta := trainer.args.beta) != 1:
-        problem = f"must be 1, the reverse KL, got {beta}: the estimators are of KL(student‖teacher)"
+        problem = (
+            f"must be 1, got {beta}: the divergence is the estimator's, as RaoBlackwell(divergence='jsd')"
+        )
         raise ConfigurationError(problem, key="beta")
     samples = "DistillationTrainer samples one completion per prompt"
     if estimator.baseline is not None:

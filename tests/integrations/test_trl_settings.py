@@ -140,7 +140,10 @@ def test_a_trainer_that_fits_passes(changes, estimator):
         ({"model": torch.nn.Sequential(torch.nn.Dropout(0.1))}, "disable_dropout: must be true, as the"),
         ({"steps_per_generation": 4}, "off_policy: must not be none with 2 optimizer steps per rollout"),
         ({"teacher_model": None}, "teacher_model: must be a model, got None"),
-        ({"teacher_model": object(), "beta": 0.5}, "beta: must be 1, the reverse KL, got 0.5"),
+        (
+            {"teacher_model": object(), "beta": 0.5},
+            "beta: must be 1, got 0.5: the divergence is the estimator's",
+        ),
         ({"teacher_model": object(), "beta": 1.0}, "kl_estimator.baseline: must be None, got leave_one_out"),
     ],
 )
