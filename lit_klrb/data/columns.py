@@ -45,9 +45,9 @@ WANTED: dict[Want, tuple[str, Form]] = {
 UNHEARD = (*BESIDE, "history", "documents", "image", "images", "audio", "video", "videos")
 # Other names, which a refusal offers to read
 LIKE = {
-    MESSAGES: ("data", "chat", "dialogue", "dialog", "turns"),
+    MESSAGES: ("data", "chat", "dialogue", "dialog", "turns", CHOSEN),
     PROMPT: ("problem", "query", "question", "instruction", "input", "task", USER),
-    COMPLETION: ("solution", "response", "answer", "output", "answers", "target", "assistant", "summary"),
+    COMPLETION: ("solution", "response", "answer", "output", "answers", "target", "assistant", CHOSEN),
     TEXT: ("chat", "dialogue", "content", "sentence", "review", "document", "body", "article"),
     CHOSEN: ("chosen_response", "response_chosen", "preferred", "accepted", "winner"),
     LABEL: ("labels", "sentiment", "class", "target"),
@@ -86,10 +86,12 @@ def lacking(row: RawRow, want: Want) -> str:
     wanted, targets = WANTED[want]
     targets = tuple(target for target in targets if target not in row)
     if want in ("texts", "prompts"):
-        talk = next((row[name] for name in LIKE[MESSAGES] if name in row), None)
+        lists = {name: isinstance(row[name], list) for name in LIKE[MESSAGES] if name in row}
         targets = (COMPLETION,) if row.keys() & {*ANSWERED} else targets
-        if talk is not None or not any(name in row for target in targets for name in LIKE[target]):
-            targets = (MESSAGES,) if isinstance(talk, list) else PLAIN
+        if any(lists.values()):
+            targets = (MESSAGES,)
+        elif lists.keys() - {CHOSEN} or not any(name in row for target in targets for name in LIKE[target]):
+            targets = PLAIN
     names = {target: next((n for n in LIKE[target] if n in row), "COLUMN") for target in targets}
     added = ", ".join(f"{target}: {name}" for target, name in names.items())
     others = ", or write both if another column has the choice" if wanted == WANTED["pairs"][0] else ""

@@ -170,6 +170,9 @@ OFFERS = [
     ("texts", {"instruction": "a", "context": "c", "response": "b"}, "{completion: response}"),
     ("texts", {"data": ["a", "b"]}, "{messages: data}"),
     ("texts", {"story": "a"}, "{text: COLUMN}"),
+    ("texts", {"prompt": "a", "chosen": "b", "rejected": "c"}, "{completion: chosen}"),
+    ("texts", {"chosen": [ASK, NO], "rejected": [ASK, YES]}, "{messages: chosen}"),
+    ("texts", {"chat": "USER: a"}, "{text: chat}"),
     ("prompts", {"query": "a", "answer": "b"}, "{prompt: query}"),
     (
         "pairs",
