@@ -61,6 +61,7 @@ def test_the_functional_names():
         "in_head",
         "reward_to_come",
         "forward_kl",
+        "jsd",
     )
     for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
         assert callable(getattr(functional, name))

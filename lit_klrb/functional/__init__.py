@@ -10,7 +10,9 @@ from .baselines import (
 )
 from .credit import (
     ImportanceWeights as ImportanceWeights,
+    RatioCap as RatioCap,
     assign_credit as assign_credit,
+    effective_share as effective_share,
     importance_weights as importance_weights,
     reward_to_go as reward_to_go,
 )

@@ -162,7 +162,7 @@ def test_an_estimator_of_ones_own_has_a_page(own_module, capsys):
         ("own_estimators.NotAnEstimator", "not a subclass of lit_klrb.estimators.KLEstimator"),
         ("own_estimators.NoRecipe", "abstract"),
         ("own_estimators.WrongRecipe", "WrongRecipe.recipe must be a Recipe, got 'k1'"),
-        ("own_mistake.Any", "Term.value: must be one of k1, k2, k3, k3_sequence, kl, forward_kl, value"),
+        ("own_mistake.Any", "Term.value: must be one of k1, k2, k3, k3_sequence, kl, forward_kl, jsd, value"),
         ("no_such_file.Any", "cannot import no_such_file.Any: No module named 'no_such_file'"),
         ("lit_klrb.estimators.ComposedEstimator", "abstract"),
     ],
