@@ -1,116 +1,146 @@
-"""Size and power of all tests of `analysis`, and of wrong tests that are often used instead."""
+"""Size, coverage, width and power of the tests of `analysis`, and of wrong tests that are often used."""
 
+import math
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from analysis.stats import frontier
-from analysis.stats.comparison import spread_test
-from analysis.stats.contrast import objective_contrast
-from analysis.stats.frontier import hypervolume_differences
+from analysis.stats import Pairs, Rules, compare
+from analysis.stats.comparison import spread_finding
 from analysis.stats.gradient_noise import disjoint_halves, squared_distances
-from analysis.stats.intervals import Estimate
-from analysis.stats.matched_kl import matched_kl
-from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.power import Rate, swap_p_values
-from analysis.stats.scenario import STANDARD, Scenario
-from analysis.stats.swaps import mean_swap_test, unit_sums
+from analysis.stats.intervals import detectable
+from analysis.stats.power import NULLS, swap_p_values
+from analysis.stats.swaps import mean_swap_test
 
-from .certificates_design import blocks, frontiers, power, rates
-from .certificates_primary import growth, matched, objective
+from .certificates_design import frontiers, rate, rates
 from .table import markdown
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "analysis" / "stats"))
-from generators import draw_curves, draw_gradients
+from generators import draw_gradients
 
-# The tests whose statistic is a sum of swap contributions, positive in favour of the treatment.
-SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
-    "frontier_share": frontier.share_contributions,
-    "replicate_share": frontier.replicate_share_contributions,
-    "matched_dominance": frontier.matched_dominance_contributions,
-    "net_dominance": frontier.net_dominance_contributions,
-    "objective": lambda pairs: (found := objective_contrast(pairs)).values * found.weights,
-}
-TESTS = (*SUMS, "matched_kl")
-# Fixed in advance, beyond the runs of the scenario.
-CORNER = (60.0, -0.5)
 LEVEL = 0.05
-RESAMPLES = 199
 
 
 def report(quick: bool) -> str:
-    """Ten tables as Markdown."""
-    repetitions = 20 if quick else 500
-    few = repetitions // 4
-    errors = " and ".join(f"{Rate(LEVEL, count).error:.3f}" for count in (repetitions, few))
+    """Tables as Markdown."""
+    repetitions = 40 if quick else 2_000
+    error = math.sqrt(LEVEL * (1 - LEVEL) / repetitions)
     intro = (
-        f"`python -m benchmarks certificates`: shares of {repetitions:,} simulated data sets in which a "
-        f"test rejects at {LEVEL:.0%}, ± one Monte-Carlo standard error; {few:,} for hypervolume, "
-        f"spread and the test beside them, {4 * repetitions:,} for growth. At a true {LEVEL:.0%} the "
-        f"errors are {errors}."
+        f"`python -m benchmarks certificates`: shares of {repetitions:,} simulated data sets, of "
+        f"{repetitions // 4} for gradients, matched KL, rates and spreads, ± one Monte-Carlo standard error, "
+        f"at a level of {LEVEL:.0%} ({error:.3f} at a true {LEVEL:.0%})."
     )
-    primary = [objective(repetitions), matched(repetitions), growth(4 * repetitions)]
-    design = [make(repetitions) for make in (frontiers, power, rates, blocks)]
-    tests = [_sweeps(repetitions, few), _gradients(repetitions), _stability(few)]
-    return "\n\n".join([intro, *primary, *design, *tests])
+    parts = [_differences(repetitions), _prompts(repetitions), _spread(repetitions)]
+    return "\n\n".join([intro, *parts, *(make(repetitions // 4) for make in (frontiers, rates, _gradients))])
 
 
-def _share(rejected: Iterable[bool] | np.ndarray) -> str:
-    """A share of rejections with its error."""
-    hits = np.asarray(list(rejected))
-    return str(Rate(float(hits.mean()), len(hits)))
-
-
-def _one_sided(estimate: Estimate, upwards: bool) -> float:
-    """The p-value of a t test; 1 without an estimate."""
-    if not estimate.degrees > 0:
-        return 1.0
-    return estimate.p_value / 2 if (estimate.value > 0) == upwards else 1 - estimate.p_value / 2
-
-
-def _rates(scenario: Scenario, sweeps: int, upwards: bool, settings: dict[str, float]) -> dict[str, Rate]:
-    """The rate at which each test rejects on one side, in sweeps drawn from a scenario."""
-    kl, reward = scenario.draw(np.random.default_rng(0), sweeps, **settings)
-    drawn = list(map(scenario.pairs_of, kl, reward))
-    units = scenario.unit if scenario.seeds_shared else None
-    p_values = {"matched_kl": np.array([_one_sided(matched_kl(pairs).estimate, upwards) for pairs in drawn])}
-    for key, contributions in SUMS.items():
-        sums = np.array([unit_sums(contributions(pairs), units) for pairs in drawn])
-        p_values[key] = swap_p_values(sums if upwards else -sums, two_sided=False)
-    return {key: Rate(float((found <= LEVEL).mean()), sweeps) for key, found in p_values.items()}
-
-
-def _sweeps(repetitions: int, few: int) -> str:
-    """Swap tests on (KL, reward) outcomes: six betas, one-sided."""
-    shared = replace(STANDARD, cluster=0.5)  # the runs of a replicate are correlated across betas
-    cases: dict[str, tuple[Scenario, dict[str, float]]] = {
-        "no difference": (STANDARD, {}),
-        "no difference, seeds shared over β; wrong: pairs swapped": (shared, {}),
-        "no difference, seeds shared over β; replicates swapped": (replace(shared, seeds_shared=True), {}),
-        "same mean, control's noise × 2: control called better": (STANDARD, {"spread": 2.0}),
-        "reward + 0.25 SD": (STANDARD, {"lift": 0.25}),
-        "reward + 0.5 SD": (STANDARD, {"lift": 0.5}),
-        "reward + 0.5 SD, control's noise × 1.5": (STANDARD, {"lift": 0.5, "spread": 1.5}),
-    }
+def _differences(sweeps: int) -> str:
+    """The two tests of single differences, and what a first sweep says that a second one detects."""
     rows = []
-    for label, (standard, settings) in cases.items():
-        upwards = "called" not in label
-        for count in (5, 10, 20):
-            scenario = replace(standard, replicates=count)
-            rates = _rates(scenario, repetitions, upwards, settings)
-            rng = np.random.default_rng(1)
-            volumes = []
-            for _ in range(few):
-                (kl,), (reward,) = scenario.draw(rng, 1, **settings)
-                found = hypervolume_differences(scenario.pairs_of(kl, reward), CORNER)
-                same_side = (found.sum() > 0) == upwards
-                volumes.append(same_side and mean_swap_test(found).p_value / 2 <= LEVEL)
-            rows.append([label, str(count), *(str(rates[key]) for key in TESTS), _share(volumes)])
-    return "### Swap tests of a sweep\n\n" + markdown(["truth", "S", *TESTS, "hypervolume"], rows)
+    for name, draw in NULLS.items():
+        for count in (4, 6, 8, 12):
+            first, second = draw(np.random.default_rng(count), (2 * sweeps, count)).reshape(2, sweeps, count)
+            errors = first.std(axis=1, ddof=1) / math.sqrt(count)
+            least = 2.0 ** (1 - count)
+            known, now, before = (
+                detectable(count, LEVEL, *by)
+                for by in ((0.0, math.inf), (0.0, count - 1.0), (least, count - 1.0))
+            )
+            t_p = stats.ttest_1samp(first, 0.0, axis=1).pvalue
+            halves = {"t": stats.t.ppf(1 - LEVEL / 2, count - 1) * errors.mean(), "swaps": _half(first[:400])}
+            for test, p_values, reach in (("t", t_p, now), ("swaps", swap_p_values(first), before)):
+                better = (p_values <= LEVEL) & (first.sum(axis=1) > 0)
+                cells = [rate(p_values <= LEVEL), rate(better), rate(p_values > LEVEL)]
+                cells.append("–" if halves[test] is None else f"{halves[test]:.2f}")
+                cells += [_power(second, by and by * errors, test) for by in (reach, known)]
+                rows.append([name, str(count), test, *cells])
+    header = ["differences, of mean 0", "pairs", "test", "rejects", "“better”", "coverage", "width"]
+    header += ["power, promised .80", "the same with a pilot's SD taken as known"]
+    return (
+        "### Single differences\n\nThe t test decides, and swaps stand beside it. Coverage is of the mean; "
+        "width is half the mean length of the interval. A dash: a test of so few pairs cannot reject, and "
+        "promises nothing.\n\n" + markdown(header, rows)
+    )
+
+
+def _half(sweeps: np.ndarray) -> float | None:
+    """Half the mean length of the interval by swaps; None if there is none."""
+    intervals = [mean_swap_test(values).interval(LEVEL) for values in sweeps]
+    found = [one.high - one.low for one in intervals if one is not None]
+    return float(np.mean(found)) / 2 if found else None
+
+
+def _power(sweeps: np.ndarray, effects: np.ndarray | None, test: str) -> str:
+    """The power of a test of sweeps that are shifted by effects; a dash without effects."""
+    if effects is None:
+        return "–"
+    shifted = sweeps + effects[:, None]
+    by_t = test == "t"
+    return rate((stats.ttest_1samp(shifted, 0.0, axis=1).pvalue if by_t else swap_p_values(shifted)) <= LEVEL)
+
+
+# Standard deviations of a difference over seeds, over prompts, and of the rest.
+EFFECTS = {
+    "seeds alone": (1.0, 0.0, 1.0),
+    "prompts as much as seeds": (0.35, 1.0, 1.0),
+    "prompts alone": (0.0, 1.0, 0.3),
+}
+
+
+def _prompts(sweeps: int) -> str:
+    """Coverage of the difference on other prompts, by the interval over seeds and by that over both."""
+    rows = []
+    for name, (of_seed, of_prompt, rest) in EFFECTS.items():
+        for seeds, prompts in ((8, 24), (8, 128), (12, 32)):
+            rng, hits, widths = np.random.default_rng(1), [], []
+            for _ in range(sweeps):
+                found = of_seed * rng.normal(size=(seeds, 1)) + of_prompt * rng.normal(size=prompts)
+                found = found + rest * rng.normal(size=(seeds, prompts))
+                reward = np.stack([found.mean(axis=1), np.zeros(seeds)], axis=1)
+                place, zeros = np.arange(seeds), np.zeros(seeds, dtype=np.int64)
+                pairs = Pairs(
+                    "a", "b", np.ones(seeds), zeros, place, place, np.zeros((seeds, 2)), reward, prompts=found
+                )
+                verdict = compare([pairs], Rules())[0].primary
+                assert verdict.over_prompts is not None
+                both = [verdict.interval, verdict.over_prompts.interval()]
+                hits.append([one is not None and one.low <= 0 <= one.high for one in both])
+                widths.append([0.0 if one is None else one.high - one.low for one in both])
+            over, half = np.array(hits).T, np.mean(widths, axis=0) / 2
+            cells = [
+                cell for one, width in zip(over, half, strict=True) for cell in (rate(one), f"{width:.2f}")
+            ]
+            rows.append([name, str(seeds), str(prompts), *cells])
+    header = ["differences vary over", "seeds", "prompts", "over seeds: coverage", "width"]
+    return (
+        "### The difference on other prompts\n\nCoverage of the mean over seeds and prompts.\n\n"
+        + markdown([*header, "over seeds and prompts: coverage", "width"], rows)
+    )
+
+
+def _spread(sweeps: int) -> str:
+    """Size and power of the test of the spread of runs."""
+    rows = []
+    draws: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+        "normal": lambda rng, shape: rng.normal(size=shape),
+        "t with 3 degrees of freedom": lambda rng, shape: rng.standard_t(3, size=shape),
+    }
+    for name, draw in draws.items():
+        for count in (6, 8, 12, 20):
+            cells = []
+            for ratio in (1.0, 2.0, 4.0):
+                rng = np.random.default_rng(count)
+                values = draw(rng, (sweeps // 4, count, 2)) * np.array([1.0, math.sqrt(ratio)])
+                place, zeros = np.arange(count), np.zeros(count, dtype=np.int64)
+                where = np.ones(count), zeros, place, place, np.zeros((count, 2))
+                tests = [spread_finding(Pairs("a", "b", *where, one), "objective").test for one in values]
+                cells.append(rate([test.p_value <= LEVEL for test in tests]))
+            rows.append([name, str(count), *cells])
+    header = ["runs", "pairs", "equal spreads", "variance of the control × 2", "× 4"]
+    return "### The spread of runs\n\n" + markdown(header, rows)
 
 
 def _gradients(repetitions: int) -> str:
@@ -133,7 +163,7 @@ def _gradients(repetitions: int) -> str:
                 swap_p_values(distances[:, 1] - distances[:, 0]),
                 *(test(distances[:, 0], distances[:, 1]) for test in WRONG.values()),
             ]
-            rows.append([label, str(batches), *(_share(p_values <= LEVEL) for p_values in tests)])
+            rows.append([label, str(batches), *(rate(p_values <= LEVEL) for p_values in tests)])
     header = ["truth", "B", "disjoint pairs", "centred", *(f"wrong: {name}" for name in WRONG)]
     return "### Gradient variance\n\n" + markdown(header, rows)
 
@@ -157,29 +187,3 @@ WRONG: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "Brown-Forsythe on norms": _brown_forsythe,
     "paired t of log distances": _paired_logs,
 }
-
-
-def _stability(repetitions: int) -> str:
-    """Spread between replicates over training, compared with pointwise tests as in shaded bands."""
-    cases = {
-        "equal spread, Gaussian": {"noise": "gaussian"},
-        "equal spread, t5": {"noise": "t5"},
-        "equal spread, heavy scale of each run": {"noise": "scale"},
-        "control's variance × 4": {"ratio": 4.0},
-    }
-    rows = []
-    for label, settings in cases.items():
-        for count in (5, 10, 20):
-            rng = np.random.default_rng(3)
-            units, beta_index = np.arange(count), np.zeros(count, dtype=np.int64)
-            anywhere, average, pointwise = [], [], []
-            for _ in range(repetitions):
-                curves = draw_curves(rng, count, **settings)  # [S, 2, T]
-                found = spread_test(curves, beta_index, units, resamples=RESAMPLES)
-                anywhere.append(found.pointwise.p_value <= LEVEL)
-                average.append(found.ratio < 0 and found.integrated.p_value / 2 <= LEVEL)
-                steps = stats.levene(curves[:, 0], curves[:, 1], center="median", axis=0).pvalue
-                pointwise.append((steps <= LEVEL).any())
-            rows.append([label, str(count), *map(_share, (average, anywhere, pointwise))])
-    header = ["truth", "S", "spread, one-sided", "spread at any step", "wrong: Brown-Forsythe at any step"]
-    return "### Spread between replicates\n\n" + markdown(header, rows)

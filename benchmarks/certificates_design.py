@@ -1,21 +1,26 @@
 """Size and coverage off the null: curved frontiers, and rates that were chosen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from analysis.stats import Pairs
-from analysis.stats.contrast import rejections
-from analysis.stats.intervals import Estimate, stratified_mean
+from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import matched_kl
-from analysis.stats.power import swap_p_values
 from analysis.stats.swaps import mean_swap_test
 from analysis.stats.tuning import resampled
 
-from .certificates_primary import LEVEL, rate
 from .table import markdown
 
+LEVEL = 0.05
 Curved = Callable[[np.ndarray], np.ndarray]
+
+
+def rate(hits: Sequence[bool] | np.ndarray) -> str:
+    """A share with its Monte-Carlo error."""
+    found = np.asarray(hits, dtype=float)
+    share = float(found.mean())
+    return f"{share:.3f} ± {np.sqrt(share * (1 - share) / len(found)):.3f}"
 
 
 # --- reward at matched KL -----------------------------------------------------------------------------------
@@ -71,31 +76,7 @@ def _covers(estimates: list[Estimate], truth: float) -> str:
     return rate([one is not None and one.low <= truth <= one.high for one in ends]) if ends else "–"
 
 
-# --- power, times and rates ---------------------------------------------------------------------------------
-
-
-def power(repetitions: int) -> str:
-    """The power of a second sweep at the difference that the first one says it detects with 80 % power."""
-    rows = []
-    for betas, replicates in ((1, 10), (1, 12), (3, 4), (3, 6), (3, 12)):
-        for level in (LEVEL, LEVEL / 4):
-            strata = np.repeat(np.arange(betas), replicates)
-            first, second = np.random.default_rng(9).normal(size=(2, repetitions, len(strata)))
-            lifts = [
-                stratified_mean(one, np.ones(len(strata)), strata).detectable(level) or 0.0 for one in first
-            ]
-            sums = (second + np.array(lifts)[:, None]) / len(strata)
-            rows.append(
-                [
-                    str(betas),
-                    str(replicates),
-                    f"{level:g}",
-                    rate(swap_p_values(sums, resamples=4096) <= level),
-                ]
-            )
-    header = ["betas", "replicates", "level", "power of the swap test"]
-    return "### The difference said to be detected with 80 % power\n\n" + markdown(header, rows)
-
+# --- rates --------------------------------------------------------------------------------------------------
 
 RATES = np.log([1.0, 2.0, 4.0, 8.0, 16.0])
 # Name -> for each arm: log rate of its optimum, and how fast J falls off; a cliff falls off faster above.
@@ -163,16 +144,3 @@ def _tuned(
         interval = mean_swap_test(runs @ [1.0, -1.0], variance=variance, resamples=1_999).interval(LEVEL)
         found.append([end - truth for end in (interval.ends if interval else (-np.inf, np.inf))])
     return found
-
-
-# --- the t test over blocks ---------------------------------------------------------------------------------
-
-
-def blocks(repetitions: int) -> str:
-    """How often the t test over blocks rejects without a mean difference."""
-    rows = []
-    for count in (3, 4, 8, 16):
-        for name, (higher, lower) in rejections(count, LEVEL, 8 * repetitions).items():
-            rows.append([name, str(count), f"{higher + lower:.3f}", f"{higher:.3f}", f"{lower:.3f}"])
-    header = ["differences of blocks, of mean 0", "blocks", "rejects", "higher", "lower"]
-    return "### The t test over blocks\n\n" + markdown(header, rows)

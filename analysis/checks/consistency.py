@@ -1,19 +1,22 @@
 """A sweep with the problems that all checks find: other cells, impossible values, units and lengths."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from analysis.checks.evaluations import suspicious_evaluations
+from analysis.checks.plans import UNSTATED, plan_problems
 from analysis.checks.settings import other_settings
 from analysis.checks.traces import by_arm, grouped, listed, suspicious_traces
 from analysis.design.rates import at_the_edge, choice_of
 from analysis.results import layout
-from analysis.results.locked import LockedPlan, Origin
+from analysis.results.locked import Origin
 from analysis.results.plan import Plan
-from analysis.results.records import Cell, Run
+from analysis.results.records import Run
 from analysis.results.sweep import Problem, Sweep, read_sweep
 from lit_klrb import schema
 
@@ -21,74 +24,10 @@ from lit_klrb import schema
 _ROUNDING = 1e-3
 # Larger ratios of two arms' KLs or rewards are those of other units, unless an import states the unit.
 _KL_RATIO, _REWARD_RATIO = 8.0, 2.5
+# Ends of the keys of blocks that name where runs start.
+_START = ("policy_path", "policy_layers")
 # Settings whose product is the number of optimizer steps of a rollout.
 _PER_ROLLOUT = ("model.inner_epochs", "model.mini_batches")
-# What no log shows, and a mapping states by these lines.
-UNSTATED = {
-    "reward_unit: task": "all rewards are of one function, scale and sign, and none contains the penalty",
-    "kl_unit: sequence": "all KLs are KL(policy \u2016 reference), summed over a completion",
-}
-
-
-def plan_problems(locked: LockedPlan) -> Iterator[Problem]:
-    """Problems of a locked plan: its hash, cells that do not match it, imports, evaluations."""
-    if not locked.recomputed:
-        text = f"does not have the hash {locked.hash[:12]} that it is locked with; it was edited after it was"
-        yield Problem(f"{layout.PLAN}: {text} locked", serious=True)
-    for text in _alien_cells(locked):
-        yield Problem(text, serious=True)
-    if (origin := locked.origin) is not None:
-        text = f"the runs were imported from {origin.source}: they were not scored by the common evaluator"
-        yield Problem(f"{text}; reward and KL are what the software that trained them logged")
-        if origin.repeated_rows:
-            yield Problem(f"{origin.repeated_rows} rows stood twice in what was imported and count once")
-        yield from map(Problem, unstated(locked))
-    control = locked.plan.primary.control
-    for label, arm in locked.arms.items():
-        for key, (own, other) in arm.evaluation.items():
-            text = f"{label} was evaluated with {key} = {own}, {control} with {other}"
-            yield Problem(text, serious=True)
-
-
-def unstated(locked: LockedPlan) -> list[str]:
-    """One line on what no log shows and the mapping of an import does not state; empty if it states all."""
-    if (origin := locked.origin) is None:
-        return []
-    rewards = origin.reward_unit is not None or locked.plan.primary.outcome == schema.KL
-    known = (rewards, origin.kl_unit is not None)
-    lines = (f"`{line}` ({what})" for line, what in UNSTATED.items())
-    missing = [line for line, stated in zip(lines, known, strict=True) if not stated]
-    return [f"no log shows, and the mapping does not state: {'; '.join(missing)}"] if missing else []
-
-
-def _alien_cells(locked: LockedPlan) -> Iterator[str]:
-    """One line on cells that the plan does not give, and on each pair with several seeds."""
-    plan, cells = locked.plan, locked.cells.values()
-    grid = [cell.place for cell in cells if cell.place is not None]
-    trials = [cell.trial for cell in cells if cell.trial is not None]
-    if sorted(grid) != sorted(plan.places) or sorted(trials) != sorted(plan.trials):
-        yield f"{layout.PLAN}: its cells are not those of its grid"
-        return
-    ids = {cell.stage: cell.id for cell in cells if cell.arm is None}
-    alien = ((cell, what) for cell in cells for what in _differences(cell, plan, ids))
-    yield from (f"{layout.PLAN}: {cell}: {what}" for cell, what in [*alien][:1])
-    seeds = grouped(((cell.place[1:], cell.seed) for cell in cells if cell.place), lambda pair: pair[0])
-    for (index, replicate), pairs in seeds.items():
-        if len(own := sorted({seed for _, seed in pairs})) > 1:
-            yield f"the runs of beta index {index}, replicate {replicate} have different seeds: {own}"
-
-
-def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str]:
-    """What a cell of the grid or of the tuning stage does not have as the plan gives it."""
-    if (point := cell.where) is None:
-        return
-    if point.beta != (beta := plan.grid.beta[point.beta_index]):
-        yield f"its beta is {point.beta:g}, expected {beta:g}"
-    if cell.overrides != (overrides := plan.overrides(point)):
-        yield f"its overrides are {cell.overrides}, expected {overrides}"
-    stages = plan.inputs(point.replicate).values()
-    if {*cell.needs} != {ids.get(stage) for stage in stages}:
-        yield f"it does not start from {' and '.join(stages)}"
 
 
 def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
@@ -97,14 +36,16 @@ def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
     arms = [run for run in sweep.runs if run.cell.arm is not None]
     grid = [run for run in arms if run.cell.point is not None and not run.diverged]
     yield from suspicious_traces(arms, plan)
+    yield from suspicious_evaluations(grid, plan, imported=origin is not None)
     yield from other_settings(arms, sweep.locked)
     yield from _negative(grid, imported=origin is not None)
     if origin is not None:
         yield from _units(grid, plan, origin)
-        yield from _constant(grid, plan)
+    yield from _same_starts(sweep)
     for block in grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
         yield from _unlike(block, "end at different steps", _last_step, _rollouts)
     yield from _unlike(grid, "were made with different versions", _versions)
+    yield from _apart(grid, plan)
     yield from _processors(grid)
     yield from _choice_problems(sweep)
     lost = Counter(failure.cell.point.arm for failure in sweep.failures if failure.cell.point is not None)
@@ -112,6 +53,46 @@ def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
         counts = ", ".join(f"{label} {lost[label]}" for label in plan.grid.arms)
         why = "sound only if the reason has nothing to do with how well they trained"
         yield Problem(f"runs without a result: {counts}; their pairs are left out, which is {why}")
+
+
+def _same_starts(sweep: Sweep) -> Iterator[Problem]:
+    """Blocks whose runs start from the same weights: by their hash, their path, or their first evaluation."""
+    grid, weights = sweep.plan.grid, {run.cell.stage: run.weights for run in sweep.landmarks if run.weights}
+    shown: dict[str, list[str]] = {}
+    for index, (label, block) in enumerate(grid.blocks.items()):
+        starts = {key: value for key, value in block.overrides.items() if key.endswith(_START)}
+        others = {key: weights.get(stage, stage) for key, stage in block.inputs.items()}
+        paths = {key: os.path.normpath(value) for key, value in starts.items() if isinstance(value, str)}
+        keys = [str({**block.overrides, **paths, **others})]
+        firsts = {
+            (run.first(schema.REWARD), run.first(schema.KL))
+            for run in sweep.grid.values()
+            if run.point.replicate % len(grid.blocks) == index
+        }
+        # An evaluation before the first step is one of the start alone, if blocks differ in nothing else
+        if len(starts) + len(others) == len(block.overrides) + len(block.inputs) and len(firsts) == 1:
+            keys += [str(first) for first in firsts if None not in first]
+        for key in keys:
+            shown.setdefault(key, []).append(label)
+    for labels in dict.fromkeys(map(tuple, shown.values())):
+        if len(labels) > 1:
+            yield Problem(
+                f"the blocks {', '.join(labels)} start from the same weights: they are one", serious=True
+            )
+
+
+def _apart(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """Arms none of whose runs has the versions, or the processor, of a run of the control."""
+    arms = dict(by_arm(grid))
+    control = arms.get(plan.primary.control, [])
+    for what, of in (("with other versions", _versions), ("on another kind of processor", _processor)):
+        usual = {of(run) for run in control} - {""}
+        for arm in plan.comparisons:
+            own = {of(run) for run in arms.get(arm, [])} - {""}
+            if usual and own and not usual & own:
+                names = f"{', '.join(sorted(own))}; {plan.primary.control} {', '.join(sorted(usual))}"
+                text = f"all runs of {arm} were made {what} than those of the control"
+                yield Problem(f"{text}: {names}", serious=True)
 
 
 def _choice_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -159,17 +140,6 @@ def _units(grid: Sequence[Run], plan: Plan, origin: Origin) -> Iterator[Problem]
                 yield Problem(f"{text} `{line}` in the mapping states that {what}", serious=True)
 
 
-def _constant(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
-    """Arms of which all runs have one reward or one KL, as where it was not computed."""
-    names = {schema.KL: "KL"} | ({} if plan.primary.outcome == schema.KL else {schema.REWARD: "reward"})
-    for arm, runs in grouped(grid, lambda run: run.point.arm).items():
-        for key, name in names.items():
-            values = {run.outcome(key) for run in runs}
-            if len(runs) > 1 and len(values) == 1:
-                text = f"all {len(runs)} runs of {arm} have the same {name}, {values.pop():g}"
-                yield Problem(f"{text}: was it computed, and is this its column?")
-
-
 def _furthest(values: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
     """The ratio of the two means that differ most, below 0 for different signs, with the arms they are of.
 
@@ -214,13 +184,14 @@ def _versions(run: Run) -> str:
     )
 
 
+def _processor(run: Run) -> str:
+    return run.versions.get(schema.PROCESSOR, "")
+
+
 def _processors(grid: Sequence[Run]) -> Iterator[Problem]:
     """How many groups of matched runs were trained on several kinds of processors."""
     groups = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate)).values()
-    kinds = [
-        {run.versions[schema.PROCESSOR] for run in runs if schema.PROCESSOR in run.versions}
-        for runs in groups
-    ]
+    kinds = [{_processor(run) for run in runs} - {""} for runs in groups]
     if several := sum(len(own) > 1 for own in kinds):
         yield Problem(
             f"{several} of {len(kinds)} groups of matched runs were trained on several kinds of processors "

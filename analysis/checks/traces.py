@@ -14,8 +14,9 @@ from lit_klrb import schema
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-# Runs with this share of their values in common, in every digit, are copies.
-_COPIED = 0.5
+# Runs with this share of their values in common, up to one factor and to rounding, are copies; runs of other
+# seeds have at most .3 in published sweeps.
+_COPIED, _ALIKE = 0.5, 2e-5
 # Values of a curve with fewer significant digits may agree by chance; so may the results of a whole run, of
 # which there are only two.
 _DIGITS, _DIGITS_OF_RESULTS = 4, 6
@@ -56,25 +57,37 @@ def suspicious_traces(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 
 
 def _copies(runs: Sequence[Run]) -> Iterator[Problem]:
-    """Runs most of whose values are those of another run. With the same seed, two arms may do the same.
+    """Runs most of whose values are those of another run, at another seed also these times one factor.
 
-    In the tuning stage they do so often, at small rates.
+    With the same seed, two arms may do the same. In the tuning stage they do so often, at small rates.
     """
     traces = {run.cell.id: _trace(run) for run in runs}
     for same in grouped(runs, lambda run: traces[run.cell.id][0]).values():
         values = np.array([traces[run.cell.id][1] for run in same])
+        seeds = np.array([run.cell.seed for run in same])
         for index in range(1, len(same)):
-            shares = (values[:index] == values[index]).mean(axis=1)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratios = values[:index] / values[index]
+            ratios[~np.isfinite(ratios)] = np.nan
+            other = seeds[:index] != seeds[index]
+            known = np.isfinite(ratios).any(axis=1) & other & (values.shape[1] > len(_METRICS))
+            factors = np.ones((index, 1))
+            factors[known] = np.nanmedian(ratios[known], axis=1, keepdims=True) if known.any() else 1.0
+            tolerance = np.where(other[:, None], _ALIKE * np.abs(factors), 0.0)
+            shares = (np.abs(ratios - factors) <= tolerance).mean(axis=1)
             first = int(shares.argmax())
-            alike = same[index].cell.seed == same[first].cell.seed and same[index].cell.point is None
+            alike = not other[first] and same[index].cell.point is None
             if shares[first] >= _COPIED and not alike:
-                yield _copy(same[index], same[first], shares[first], values.shape[1])
+                yield _copy(
+                    same[index], same[first], shares[first], values.shape[1], float(factors[first, 0])
+                )
 
 
-def _copy(run: Run, other: Run, share: float, total: int) -> Problem:
+def _copy(run: Run, other: Run, share: float, total: int, factor: float) -> Problem:
     seeds = run.cell.seed != other.cell.seed
     what = "values of its KL" if total > len(_METRICS) else "results"
-    text = f"{run.file}: {round(share * total)} of {total} {what} are those of {other.file} in every digit"
+    times = "" if abs(factor - 1) < _ALIKE else f", times {factor:.6g}"
+    text = f"{run.file}: {round(share * total)} of {total} {what} are those of {other.file}{times}"
     why = "at another seed: a copy" if seeds else "at one seed: a copy, or arms that do the same"
     serious = seeds and (total > len(_METRICS) or share > _COPIED)  # one of two results may agree
     return Problem(f"{text}, {why}", serious=serious, kind=f"a copy, {why}")
@@ -104,12 +117,14 @@ def _precise(values: Values, digits: int) -> Values:
 
 
 def _same_weights(runs: Sequence[Run]) -> Iterator[Problem]:
-    """Runs of different seeds that ended with the same weights: copies, or runs that did not train."""
+    """Runs with the same weights that have different seeds, or other results: copies, or never trained."""
     for weights, group in grouped(runs, lambda run: run.weights).items():
         seeds = len({run.cell.seed for run in group})
-        if weights and seeds > 1:
-            text = f"{len(group)} runs of {seeds} seeds have the same weights"
-            yield Problem(f"{text}, {schema.WEIGHTS} {weights[:12]}", serious=True, kind="the same weights")
+        results = {tuple(run.outcome(key) for key in _METRICS) for run in group if run.cell.point}
+        if weights and max(seeds, len(results)) > 1:
+            of = f"of {seeds} seeds" if seeds > 1 else "with different results"
+            text = f"{len(group)} runs {of} have the same weights, {schema.WEIGHTS} {weights[:12]}"
+            yield Problem(text, serious=True, kind="the same weights")
 
 
 def _other_results(runs: Sequence[Run]) -> Iterator[Problem]:

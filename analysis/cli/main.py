@@ -44,7 +44,7 @@ def report_command(arguments: argparse.Namespace) -> int:
 
 def import_command(arguments: argparse.Namespace) -> int:
     """Write runs of other software as a sweep, and say what their page will ask for."""
-    from analysis.checks.consistency import unstated
+    from analysis.checks.plans import unstated
     from analysis.imports.imported import import_runs
     from analysis.results import layout
     from analysis.results.locked import LockedPlan

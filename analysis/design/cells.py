@@ -120,35 +120,53 @@ def _check_blocks(plan: Plan) -> None:
             raise ConfigurationError(text, key="grid.blocks")
 
 
+def cell_id(
+    identity: Mapping[str, Any], changed: Mapping[str, Any], inputs: Mapping[str, str], tuned_by: str = ""
+) -> str:
+    """The id of a cell: a hash of what its result depends on.
+
+    The label of an arm is not part of it, as it has no effect on the result.
+
+    Args:
+        identity: The configuration of its stage, `config`, and what it runs in, `environment`.
+        changed: Configuration key -> the value that seed, beta, block and arm give it.
+        inputs: Configuration key -> the id of the cell whose checkpoint it receives.
+        tuned_by: Hash of the ids of the trials from which its rate is chosen; "" without tuning.
+    """
+    hashed = {**identity, "overrides": changed, "inputs": inputs}
+    return digest({**hashed, "tuned_by": tuned_by} if tuned_by else hashed)
+
+
 def _cell(
     plan: Plan,
-    name: str,
+    stage_of: str,
     place: Point | Trial | None,
     config: dict[str, Any],
     ids: dict[str, str],
     identity: dict[str, Any],
     tuned_by: str,
 ) -> Cell:
-    stage = TUNING if isinstance(place, Trial) else name
+    stage = TUNING if isinstance(place, Trial) else stage_of
     address = () if place is None else (place.beta_index, place.replicate)
     seed = cell_seed(plan.root_seed, stage, *address)
     overrides = {} if place is None else plan.overrides(place)
     changed = {SEED: seed, **overrides, **({} if place is None else {BETA: place.beta})}
-    sources = plan.stages[name].inputs if place is None else plan.inputs(place.replicate)
+    sources = plan.stages[stage_of].inputs if place is None else plan.inputs(place.replicate)
     inputs = {key: ids[source] for key, source in sources.items()}
-    # The label of an arm is not part of the id, as it has no effect on the result
-    hashed = {**identity, "overrides": with_contents(changed), "inputs": inputs}
-    cell_id = digest({**hashed, "tuned_by": tuned_by} if tuned_by else hashed)
+    name = cell_id(identity, with_contents(changed), inputs, tuned_by)
     arguments = {
-        "config": f"{RUNS}/{layout.CELLS}/{cell_id}/{layout.STAGE}",
+        "config": f"{RUNS}/{layout.CELLS}/{name}/{layout.STAGE}",
         **changed,
         **({plan.tuning.key: RATE} if plan.tuning and tuned_by else {}),
-        "trainer.default_root_dir": f"{RUNS}/{layout.CELLS}/{cell_id}",
+        "trainer.default_root_dir": f"{RUNS}/{layout.CELLS}/{name}",
         **{key: f"{RUNS}/{layout.CELLS}/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
     }
     # Arguments are parsed as YAML, of which JSON is a subset
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-    argv = plan.stages[name].command, *(part for key, text in texts.items() for part in (f"--{key}", text))
+    argv = (
+        plan.stages[stage_of].command,
+        *(part for key, text in texts.items() for part in (f"--{key}", text)),
+    )
     point, trial = place if isinstance(place, Point) else None, place if isinstance(place, Trial) else None
     needs = tuple(dict.fromkeys(inputs.values()))
-    return Cell(cell_id, stage, point, seed, needs, argv, overrides, config, trial, tuned_by)
+    return Cell(name, stage, point, seed, needs, argv, overrides, config, trial, tuned_by)

@@ -223,10 +223,15 @@ def with_contents(config: Mapping[str, Any]) -> dict[str, Any]:
     def replaced(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return with_contents(value)
-        named = isinstance(value, str) and _INPUTS.fullmatch(key.rpartition(".")[2]) is not None
-        return {"sha256": content_hash(Path(value))} if named and Path(value).exists() else value
+        named = isinstance(value, str) and names_input(key) and Path(value).exists()
+        return {"sha256": content_hash(Path(value))} if named else value
 
     return {key: replaced(key, value) for key, value in config.items()}
+
+
+def names_input(key: str) -> bool:
+    """Whether a configuration key names a model or data, whose content is hashed if it is a local path."""
+    return _INPUTS.fullmatch(key.rpartition(".")[2]) is not None
 
 
 def environment(

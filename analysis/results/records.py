@@ -173,6 +173,7 @@ class Run:
     rows: dict[str, str] = field(default_factory=dict)
     processes: StrictInt | None = None  # in which it trained together; None if unknown
     step_rows: StrictInt | None = None  # on which all of them train in a step; None if unknown
+    evaluation_prompts: StrictInt = 0  # number of prompts of the final evaluation; 0 if not recorded
 
     @property
     def file(self) -> str:
@@ -225,6 +226,7 @@ class Run:
             rows=content.get(schema.ROWS, {}),
             processes=content.get(schema.PROCESSES),
             step_rows=content.get(schema.STEP_ROWS),
+            evaluation_prompts=content.get(schema.PROMPTS, 0),
             **{key: content[key] for key in ("final", "curves", "versions", "checksum")},
         )
 

@@ -78,9 +78,9 @@ class Verdict:
     def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast, variance: float = 0.0) -> Self:
         """A verdict on the mean of a contrast; not yet corrected.
 
-        Independent values are tested by the t test of their mean, others by swaps of pairs: swaps of a few
-        values cannot reject, and of values of which one in ten collapses they reject more often than t does
-        (`python -m benchmarks certificates`). The other test stands beside it.
+        Independent values are tested by the t test of their mean, which can reject with few of them; pairs
+        that are pooled over betas by swaps, which keep their level whatever the betas' spreads. The other
+        stands beside it. Skewed differences and collapses mislead both alike (`python -m benchmarks`).
 
         Args:
             claim: The claim.

@@ -40,7 +40,7 @@ from lit_klrb.stops import SIGNALS, Stops
 # Number of completions published per run, and the maximum number of characters of each.
 _COMPLETIONS, _LETTERS = 5, 1_000
 # What is published as it stands in the summary.
-_PUBLISHED = (schema.WEIGHTS, schema.ROWS, schema.PROCESSES, schema.STEP_ROWS)
+_PUBLISHED = (schema.WEIGHTS, schema.ROWS, schema.PROMPTS, schema.PROCESSES, schema.STEP_ROWS)
 # Columns of the final evaluation that are published, and their significant digits.
 _PROMPT_VALUES, _DIGITS = (schema.REWARD, schema.KL), 4
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import rfc8785
 
+from analysis.design.cells import cell_id, cell_seed
 from analysis.results import Block, Cell, Grid, Plan, Primary, Stage
+from analysis.results.keys import BETA, SEED
 from analysis.results.locked import lock_document
 
 ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
@@ -41,7 +43,7 @@ def grid_results(runs: Path, arm: str | None = None) -> dict[tuple[str, int, int
 
 def cell(stage: str, point: tuple[str, int, int] | None = None, *, betas=BETAS, seed=None, needs=()) -> dict:
     estimator, level, replicate = point or (None, None, None)
-    default = 7 if point is None else 1000 * level + replicate
+    default = cell_seed(0, stage, *(() if point is None else (level, replicate)))
     return {
         "stage": stage,
         "arm": estimator,
@@ -55,10 +57,25 @@ def cell(stage: str, point: tuple[str, int, int] | None = None, *, betas=BETAS, 
     }
 
 
-def result(where: Mapping[str, Any], final: Mapping[str, Any], *, state="done", curves=None) -> dict:
+def id_of(where: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> str:
+    """The id of a cell, as its plan gives it."""
+    at = where.get("trial") or where
+    changed = {
+        SEED: where["seed"],
+        **where["overrides"],
+        **({} if at["beta"] is None else {BETA: at["beta"]}),
+    }
+    inputs = dict(zip(("reference", "policy"), where["needs"], strict=False)) if at["arm"] else {}
+    identity = {"config": dict(config or {}), "environment": {"threads": 1}}
+    return cell_id(identity, changed, inputs, where.get("tuned_by", ""))
+
+
+def result(
+    where: Mapping[str, Any], final: Mapping[str, Any], *, state="done", curves=None, config=None
+) -> dict:
     return {
         "schema": 1,
-        "id": digest(dict(where)),
+        "id": id_of(where, config),
         "cell": dict(where),
         "state": state,
         "final": dict(final),
@@ -80,6 +97,16 @@ def settle(made: dict) -> dict:
     return made
 
 
+def rolled_out(made: dict, before: Mapping[str, Any]) -> None:
+    """Scale the rollouts of a run whose outcome was edited, so that they end as it does."""
+    for key in ("reward", "kl"):
+        curve, now = made["curves"].get(f"train/{key}"), made["final"].get(key)
+        if curve and isinstance(now, float) and now != before[key]:
+            first = curve["value"][0]
+            scale = (now - first) / (before[key] - first)
+            curve["value"] = [first + (value - first) * scale for value in curve["value"]]
+
+
 def outcome(rng: np.random.Generator, beta: float, lift: float, luck: float) -> dict[str, float]:
     kl = 0.3 / beta * np.exp(0.1 * (luck + rng.normal()))
     reward = np.sqrt(kl) + 0.1 * (luck + rng.normal()) + lift
@@ -94,11 +121,12 @@ def write_sweep(
     replicates: int = 4,
     lift: Mapping[str, float] | None = None,
     edit: Callable[[tuple[str, int, int], dict], dict | None] = lambda point, made: made,
-    seed_of: Callable[[int, int], int] | None = None,
     primary: Mapping[str, Any] | None = None,
     setting: str = "",
     studied: Sequence[float] = (),
     blocks: int = 0,
+    config: Mapping[str, Any] | None = None,
+    tuned_by: Mapping[str, str] | None = None,
 ) -> Path:
     """A sweep's directory; `edit` may change a result or withhold it by returning None.
 
@@ -128,39 +156,47 @@ def write_sweep(
             luck = rng.normal()
             for name in estimators:
                 point = (name, level, replicate)
-                seed = seed_of and seed_of(level, replicate)
                 final = outcome(rng, beta, (lift or {}).get(name, 0.0), luck)
                 own = starts[replicate % blocks] if blocks else start
-                where = cell("rloo", point, betas=betas, seed=seed, needs=[reference["id"], own["id"]])
+                where = cell("rloo", point, betas=betas, needs=[reference["id"], own["id"]])
+                where |= {"tuned_by": tuned_by[name]} if tuned_by else {}
                 curves = {
                     f"{source}/{key}": draw_curve(rng, final[key], steps=steps, start=0.4)
                     for source, steps in (("train", 20), ("val", 5))
                     for key in ("reward", "kl")
                 }
-                for key in ("reward", "kl"):  # all runs have one start
-                    curves[f"val/{key}"]["value"][0] = 0.4
-                made.append(result(where, final, curves=curves))
-    write_plan(runs, made, estimators, betas, replicates, primary, setting, blocks)
+                for key in ("reward", "kl"):  # all runs of a block have one start
+                    curves[f"val/{key}"]["value"][0] = 0.4 + 0.1 * (replicate % max(1, blocks))
+                made.append(result(where, final, curves=curves, config=config))
+    write_plan(runs, made, estimators, betas, replicates, primary, setting, blocks, config)
     for content in made:
         place = content["cell"]
         point = (place["arm"], place["beta_index"], place["replicate"])
+        before = dict(content["final"])
         kept = edit(point, content) if place["arm"] else content
+        if kept is not None and place["arm"]:
+            rolled_out(kept, before)
         if kept is not None:
             publish(runs / "results", settle(kept) if place["arm"] else kept)
     return runs
 
 
-def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting="", blocks=0) -> None:
+def write_plan(
+    runs: Path, made, estimators, betas, replicates, primary, setting="", blocks=0, config=None
+) -> None:
     chosen = {"control": estimators[0], **(primary or {})}
     warm = [f"dpo-{b}" for b in range(blocks)]
-    stages = {name: Stage("") for name in ("sft", "dpo", *warm, "study")}
+    studies = [one["cell"]["stage"] for one in made if "studies" in one]
+    stages = {name: Stage("") for name in ("sft", "dpo", *warm, *studies)}
     stages["rloo"] = Stage("", {"reference": "sft"} if blocks else {"reference": "sft", "policy": "dpo"})
     own = {name: Block(inputs={"policy": name}) for name in warm}
     grid = Grid(list(estimators), betas, replicates, own)
     plan = Plan("synthetic", "", stages, grid, Primary(**chosen), setting=setting)
     cells = [Cell.of_record(one["id"], one["cell"]) for one in made]
     runs.mkdir(parents=True, exist_ok=True)
-    (runs / "plan.json").write_bytes(lock_document(plan, {"plan": plan.record()}, cells))
+    configs = {name: dict(config or {}) if name == "rloo" else {} for name in stages}
+    content = {"plan": plan.record(), "configs": configs, "environment": {}}
+    (runs / "plan.json").write_bytes(lock_document(plan, content, cells))
 
 
 def edit_plan(runs: Path, edit: Callable[[dict], None], *, rehash: bool = True) -> None:

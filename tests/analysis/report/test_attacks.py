@@ -1,5 +1,6 @@
 """Files changed so that an arm looks better: no verdict, or a line on the page."""
 
+import json
 import shutil
 
 import numpy as np
@@ -38,9 +39,7 @@ def honest(tmp_path_factory):
     """A sweep whose verdict is "better" and which has no problem."""
     runs = tmp_path_factory.mktemp("attacks")
     lift = {ARM: 0.6}
-    write_sweep(runs, replicates=5, betas={0: 0.1, 1: 0.3}, lift=lift, edit=recorded)
-    edit_plan(runs, lambda document: document["content"].update(configs={"rloo": CONFIG}))
-    return runs
+    return write_sweep(runs, replicates=5, betas={0: 0.1, 1: 0.3}, lift=lift, edit=recorded, config=CONFIG)
 
 
 @pytest.fixture
@@ -137,6 +136,68 @@ def seeds(document):
         cell["seed"] += cell["arm"] == ARM
 
 
+def renumbered(runs):
+    """The first two replicates of an arm exchange their numbers and seeds, in the plan and in the results."""
+    found = grid_results(runs, ARM)
+    of = {
+        made["id"]: found[ARM, index, 1 - place]["cell"]
+        for (_, index, place), made in found.items()
+        if place < 2
+    }
+
+    def edit(document):
+        for cell in document["cells"]:
+            cell |= {key: of[cell["id"]][key] for key in ("replicate", "seed")} if cell["id"] in of else {}
+
+    edit_plan(runs, edit)
+    for made in found.values():
+        if made["id"] in of:
+            publish(runs / "results", {**made, "cell": of[made["id"]]})
+
+
+def prompts(kept=16, error=1.0):
+    """An attack that keeps the best prompts of an arm, or multiplies its standard errors."""
+
+    def attack(runs):
+        for (arm, *_), made in grid_results(runs).items():
+            for key in ("reward", "kl"):
+                own = made["final"][key] + np.linspace(-0.5, 0.5, 16)[-kept if arm == ARM else 0 :]
+                told = own.std(ddof=1) / len(own) ** 0.5 * (error if arm == ARM else 1)
+                made["final"] |= {key: float(own.mean()), f"{key}_se": float(told)}
+                made.setdefault("prompts", {})[key] = own.tolist()
+            publish(runs / "results", settle({**made, "evaluation_prompts": 16}))
+
+    return attack
+
+
+def shifted(runs):
+    """All runs of an arm are those of the control with a larger reward."""
+    found = grid_results(runs)
+    for (arm, *place), made in found.items():
+        if arm == ARM:
+            made["final"]["reward"] = found[CONTROL, *place]["final"]["reward"] + 0.6
+            publish(runs / "results", settle(made))
+
+
+def bare(runs):
+    """Nothing but results is left."""
+    for made in grid_results(runs).values():
+        kept = {key: value for key, value in made.items() if key not in ("settings", "rows_sha256")}
+        publish(runs / "results", {**kept, "curves": {}})
+
+
+def factor(made):
+    """Every digit of a copy times 1 + 1e-4."""
+    for values in (curve["value"] for curve in made["curves"].values()):
+        values[1:] = [value * (1 + 1e-4) for value in values[1:]]
+    made["final"] = {key: value * (1 + 1e-4) for key, value in made["final"].items()}
+
+
+def processors(runs):
+    for arm in (CONTROL, ARM):
+        change(arm, lambda made, arm=arm: made["versions"].update(processor=arm))(runs)
+
+
 DIFFER = "the runs differ in settings that the plan does not change: "
 START = "before the first step differs between arms"
 OTHERS = {"model.reward_path": "mine:reward", "model.stop_at_eos": False, "data.eval_size": 32}
@@ -214,6 +275,52 @@ WITHHELD = {
         change(ARM, lambda made: [of.append(99) for of in made["curves"]["train/reward"].values()]),
         "the runs end at different steps",
     ),
+    "starts renumbered": (renumbered, "its id is not that of its configuration, seed and inputs"),
+    "half of the prompts kept": (
+        prompts(kept=8),
+        "different numbers of prompts: MonteCarlo 16; RaoBlackwell 8",
+    ),
+    "half of the prompts of all arms kept": (
+        lambda runs: (prompts()(runs), change(None, lambda made: made.update(evaluation_prompts=32))(runs)),
+        "has values of 16 prompts, but 32 were evaluated",
+    ),
+    "errors that the prompts do not give": (
+        prompts(error=0.5),
+        "the standard error of its reward is 0.0",
+    ),
+    "equal weights with other results": (
+        lambda runs: [
+            copied((arm, 0, 0), (arm, 0, 0), lambda made: made.update(weights_sha256="ab" * 32))(runs)
+            for arm in (CONTROL, ARM)
+        ],
+        "2 runs with different results have the same weights",
+    ),
+    "a copy with a factor": (copied((ARM, 0, 0), (ARM, 0, 3), factor), ", times "),
+    "equal differences in all pairs": (
+        shifted,
+        "the reward of RaoBlackwell less that of MonteCarlo is 0.6 in all 5 pairs at β = 0.1",
+    ),
+    "one reward in all runs of the control": (
+        change(CONTROL, lambda made: made["final"].update(reward=0.4), settled=True),
+        "all 10 runs of MonteCarlo have the same reward, 0.4",
+    ),
+    "one KL in all runs of one arm": (
+        change(ARM, lambda made: made["final"].update(kl=0.4), settled=True),
+        "all 10 runs of RaoBlackwell have the same KL, 0.4",
+    ),
+    "nothing to check": (bare, "nothing can be checked"),
+    "an evaluation far from the rollouts": (
+        change(ARM, lambda made: made["final"].update(reward=made["final"]["reward"] + 1.5), settled=True),
+        "the reward of RaoBlackwell rises in its evaluations by 1.",
+    ),
+    "other versions in one arm": (
+        change(ARM, lambda made: made["versions"].update(torch="1.0")),
+        "all runs of RaoBlackwell were made with other versions than those of the control",
+    ),
+    "another processor in one arm": (
+        processors,
+        "all runs of RaoBlackwell were made on another kind of processor than those of the control",
+    ),
     "seeds of one arm": (
         lambda runs: (
             edit_plan(runs, seeds),
@@ -224,16 +331,23 @@ WITHHELD = {
 }
 # A line beside the verdict, or in place of one for a reason that is not in the files.
 TOLD = {
-    "other versions in one arm": (
-        change(ARM, lambda made: made["versions"].update(torch="1.0")),
+    "other versions in a run": (
+        copied((ARM, 0, 0), (ARM, 0, 0), lambda made: made["versions"].update(torch="1.0")),
         "the runs were made with different versions",
     ),
-    "another processor in one arm": (
-        lambda runs: [
-            change(arm, lambda made, kind=kind: made["versions"].update(processor=kind))(runs)
-            for arm, kind in ((CONTROL, "one"), (ARM, "another"))
-        ],
-        "10 of 10 groups of matched runs were trained on several kinds of processors (another, one)",
+    "other processors of single runs": (
+        lambda runs: (
+            [
+                change(arm, lambda made: made["versions"].update(processor="one"))(runs)
+                for arm in (CONTROL, ARM)
+            ]
+            + [
+                copied((ARM, 0, 0), (ARM, 0, 0), lambda made: made["versions"].update(processor="another"))(
+                    runs
+                )
+            ]
+        ),
+        "1 of 10 groups of matched runs were trained on several kinds of processors (another, one)",
     ),
     "one run as both of its pair": (
         copied((CONTROL, 0, 0), (ARM, 0, 0), setting_of("kl.estimator.class_path", ARM)),
@@ -271,6 +385,24 @@ def test_an_attack_withholds_the_verdict(name, runs):
     assessment = load_assessment(runs)
     assert any(line in text for text in assessment.sweep.invalid), assessment.sweep.invalid
     assert assessment.withheld
+
+
+def test_values_of_all_prompts_are_no_problem(runs):
+    prompts()(runs)
+    assert load_assessment(runs).sweep.problems == []
+
+
+@pytest.mark.parametrize("weights", ["", "ab" * 32])
+def test_starts_of_one_hash_are_no_blocks(weights, tmp_path):
+    write_sweep(tmp_path, replicates=8, blocks=4, lift={ARM: 0.6})
+    for path in (tmp_path / "results").glob("*.json"):
+        made = json.loads(path.read_bytes())
+        if weights and made["cell"]["stage"] in ("dpo-1", "dpo-3"):
+            publish(path.parent, {**made, "weights_sha256": weights})
+    assessment = load_assessment(tmp_path)
+    told = ["the blocks dpo-1, dpo-3 start from the same weights: they are one"] * bool(weights)
+    assert assessment.sweep.invalid == told
+    assert bool(assessment.withheld) is bool(weights)
 
 
 @pytest.mark.parametrize("name", TOLD)

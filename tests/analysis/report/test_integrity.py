@@ -84,7 +84,7 @@ def test_a_forged_failure_does_not_drop_a_pair(runs):
     assert sweep.failures == ()
     assert {problem.text.partition(": ")[2] for problem in sweep.problems} == {
         "its id is not in the plan",
-        "its seed is 5, the plan has 1000",
+        f"its seed is 5, the plan has {content['cell']['seed']}",
     }
     assert not sweep.invalid
 

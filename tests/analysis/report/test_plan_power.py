@@ -105,6 +105,7 @@ def test_the_share_of_evaluation_noise_in_a_pilot_is_that_of_its_pairs(plan, tmp
     def edit(point, made):
         reward, kl, spread = made["final"]["reward"], made["final"]["kl"], 0.2 * (-1) ** point[2]
         spread *= point[0] == "RaoBlackwell"
+        made["final"] |= {"reward_se": abs(spread), "kl_se": 0.0}
         return made | {"prompts": {"reward": [reward - spread, reward + spread], "kl": [kl, kl]}}
 
     pilot = write_sweep(tmp_path, edit=edit)

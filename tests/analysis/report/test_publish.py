@@ -94,7 +94,7 @@ def test_an_incomplete_sweep_and_another_sweep_in_the_way_are_refused(published,
     other = write_sweep(tmp_path / "other", lift={"RaoBlackwell": 1.0}, **DESIGN)
     assert publish(other, published) == 2
     assert "contains another sweep; name a new directory" in capsys.readouterr().err
-    layout.result_paths(other)[0].unlink()
+    layout.result_path(other, grid_results(other)["MonteCarlo", 0, 0]["id"]).unlink()
     assert publish(other, tmp_path / "new") == 2
     assert "have no result" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -7,6 +7,7 @@ import pytest
 from synthetic import write_sweep
 
 from analysis.checks import load_sweep
+from analysis.design.cells import cell_seed
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.sections.runs import completions, hyperparameters
@@ -32,7 +33,7 @@ def test_every_arm_has_the_same_prompts(tmp_path):
         ("The film [0.50]", "The film by MonteCarlo 1 0 [0.25]", "The film by RaoBlackwell 1 0 [0.25]")
     ]
     assert len(section.details) == 2
-    assert "replicate 0, seed 1000" in section.tables[0].caption
+    assert f"replicate 0, seed {cell_seed(0, 'rloo', 1, 0)}" in section.tables[0].caption
 
 
 def test_hyperparameters_that_differ_between_arms_are_shown_separately(tmp_path):

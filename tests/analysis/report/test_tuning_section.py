@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from synthetic import ESTIMATORS, publish, result, write_sweep
+from synthetic import ESTIMATORS, cell, digest, id_of, publish, result, write_sweep
 
 from analysis.cli import main
+from analysis.design.cells import cell_seed
 from analysis.design.rates import choice_of
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
@@ -26,12 +27,9 @@ BEST = {"MonteCarlo": 2e-4, "RaoBlackwell": 4e-4}
 
 def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
     """A sweep of two arms whose best rates are BEST, with a tuning stage of four replicates."""
-    write_sweep(runs, betas=BETAS, replicates=6, lift={"RaoBlackwell": lift})
-    document = json.loads((runs / "plan.json").read_bytes())
     record = {"rates": RATES, "replicates": 4, "key": "model.learning_rate"}
-    document["content"]["plan"]["tuning"] = document["history"][-1]["plan"]["tuning"] = record
-    starts = [cell["id"] for cell in document["cells"] if cell["stage"] in ("sft", "dpo")]
-    rng = np.random.default_rng(2)
+    starts = [id_of(cell(stage)) for stage in ("sft", "dpo")]
+    rng, made = np.random.default_rng(2), []
     for arm in ESTIMATORS:
         for rate in RATES:
             for index, beta in BETAS.items():
@@ -39,15 +37,22 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
                     place = {"beta": beta, "beta_index": index, "replicate": replicate}
                     where = {
                         **{key: None for key in ("arm", "beta", "beta_index", "replicate")},
-                        **{"stage": "tuning", "seed": 9000 + 10 * index + replicate, "argv": []},
+                        **{"stage": "tuning", "seed": cell_seed(0, "tuning", index, replicate), "argv": []},
                         **{"needs": starts, "overrides": {"kl.estimator": arm, record["key"]: rate}},
                         "trial": {"arm": arm, "rate": rate, **place},
                     }
                     final = {"reward": 1 - np.log(rate / BEST[arm]) ** 2 + noise * rng.normal(), "kl": 1.0}
                     state = "diverged" if (arm, rate) in diverged else "done"
-                    made = result(where, final, state=state)
-                    publish(runs / "results", made)
-                    document["cells"].append({"id": made["id"], **where})
+                    made.append(result(where, final, state=state))
+    tuned_by = {
+        arm: digest([one["id"] for one in made if one["cell"]["trial"]["arm"] == arm]) for arm in ESTIMATORS
+    }
+    write_sweep(runs, betas=BETAS, replicates=6, lift={"RaoBlackwell": lift}, tuned_by=tuned_by)
+    document = json.loads((runs / "plan.json").read_bytes())
+    document["content"]["plan"]["tuning"] = document["history"][-1]["plan"]["tuning"] = record
+    for one in made:
+        publish(runs / "results", one)
+        document["cells"].append({"id": one["id"], **one["cell"]})
     document["hash"] = hash_of(document)
     (runs / "plan.json").write_bytes(encode_plan(document))
     locked = LockedPlan.read(runs / "plan.json")

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,7 +65,9 @@ def test_values_per_prompt_must_have_the_final_means(tmp_path, prompts, reason):
 
 
 def test_seeds_shared_across_betas_swap_whole_replicates(tmp_path):
-    sweep = load_sweep(write_sweep(tmp_path, replicates=3, seed_of=lambda level, replicate: replicate))
+    sweep = load_sweep(write_sweep(tmp_path, replicates=3))  # an import may have such seeds
+    shared = [replace(run, cell=replace(run.cell, seed=run.point.replicate)) for run in sweep.grid.values()]
+    sweep = replace(sweep, runs=tuple(shared))
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
     assert pairs.seeds_shared
     np.testing.assert_array_equal(pairs.unit, pairs.replicate)

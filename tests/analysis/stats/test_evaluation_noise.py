@@ -79,19 +79,19 @@ def test_a_sweep_gives_the_differences_of_its_pairs_in_what_decides(tmp_path, ou
 
 
 def test_diverged_pairs_are_left_out_and_without_values_or_the_same_prompts_there_is_nothing(tmp_path):
-    def found(name, change):
+    def found(name, change, told=True):
         drawn = per_prompt(np.random.default_rng(4))
 
         def edit(point, made):
             return change(drawn(point, made)) if point == ("RaoBlackwell", 1, 0) else drawn(point, made)
 
         sweep = load_sweep(write_sweep(tmp_path / name, replicates=3, edit=edit))
-        assert not sweep.problems
+        other = ["the runs have values of different numbers of prompts"] if told else []
+        assert [one.text.partition(":")[0] for one in sweep.problems] == other
         return match(sweep, "RaoBlackwell", "MonteCarlo").prompts
 
-    diverged = found(
-        "diverged", lambda made: made | {"state": "diverged", "final": {"reward": None, "kl": None}}
-    )
+    lost = {"state": "diverged", "final": {"reward": None, "kl": None}}
+    diverged = found("diverged", lambda made: made | lost, told=False)
     assert np.isnan(diverged).all(axis=1).tolist() == [False] * 3 + [True] + [False] * 5
     assert found("old", lambda made: {k: v for k, v in made.items() if k != "prompts"}) is None
     other = {"final": {"reward": 1.0, "kl": 1.0}, "prompts": {"reward": [1.0], "kl": [1.0]}}

@@ -1,0 +1,127 @@
+"""Checks of the final evaluations, which results are: their prompts, errors and values, and rollouts."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+
+from analysis.checks.traces import by_arm, grouped
+from analysis.results.plan import Plan
+from analysis.results.records import Run
+from analysis.results.sweep import Problem
+from lit_klrb import schema
+
+# Largest relative difference of a standard error from that of the values per prompt, which are rounded.
+_OF_ERROR = 0.01
+# What an arm gains in its evaluations more than in its rollouts, beyond what the control does, as a share of
+# how far rollouts move; at most .3 in published sweeps.
+_FAR = 0.5
+# Differences of pairs that agree to this share of their mean are made, not run.
+_EQUAL = 1e-6
+_SETTING = "data.eval_size"
+
+
+def suspicious_evaluations(grid: Sequence[Run], plan: Plan, *, imported: bool) -> Iterator[Problem]:
+    """Problems of the results of runs of the grid without diverged ones."""
+    metrics = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
+    yield from _constant(grid, metrics, serious=not imported)
+    yield from _equal_differences(grid, plan, metrics)
+    if imported or not grid:
+        return
+    if not any(run.curves or run.settings or run.weights or run.rows for run in grid):
+        text = "no run has curves, settings, weights or hashes of its rows: nothing can be checked"
+        yield Problem(text, serious=True)
+    yield from _prompts(grid)
+    for run, key in product(grid, metrics):
+        yield from _errors(run, key)
+    yield from _far_from_rollouts(grid, plan, metrics)
+
+
+def _constant(grid: Sequence[Run], metrics: Sequence[str], *, serious: bool) -> Iterator[Problem]:
+    """Arms of which all runs have one reward or one KL, as where it was not computed."""
+    for (arm, runs), key in product(by_arm(grid), metrics):
+        values = {run.outcome(key) for run in runs}
+        if len(runs) > 1 and len(values) == 1:
+            name = "KL" if key == schema.KL else key
+            text = f"all {len(runs)} runs of {arm} have the same {name}, {values.pop():g}"
+            yield Problem(f"{text}: was it computed, and is this its column?", serious=serious)
+
+
+def _equal_differences(grid: Sequence[Run], plan: Plan, metrics: Sequence[str]) -> Iterator[Problem]:
+    """Arms whose runs all differ by the same from those of the control that they are paired with."""
+    runs = {run.cell.place: run for run in grid}
+    for arm, key, index in product(plan.comparisons, metrics, plan.grid.beta):
+        places = [(index, replicate) for replicate in range(plan.grid.replicates)]
+        pairs = [(runs.get((arm, *one)), runs.get((plan.primary.control, *one))) for one in places]
+        values = np.array([one.outcome(key) - other.outcome(key) for one, other in pairs if one and other])
+        if (
+            len(values) > 2
+            and np.ptp(values) + abs(values[0]) > 0
+            and np.ptp(values) <= _EQUAL * abs(values[0])
+        ):
+            beta, name = plan.grid.beta[index], "KL" if key == schema.KL else key
+            text = f"the {name} of {arm} less that of {plan.primary.control} is {values[0]:g} in all"
+            yield Problem(f"{text} {len(values)} pairs at β = {beta:g}, which runs do not show", serious=True)
+
+
+def _prompts(grid: Sequence[Run]) -> Iterator[Problem]:
+    """Values of fewer prompts than were evaluated, or of other numbers of them."""
+    counts = {
+        label: sorted({len(run.prompts.get(schema.KL, ())) for run in own}) for label, own in by_arm(grid)
+    }
+    if len({count for own in counts.values() for count in own}) > 1:
+        listing = "; ".join(f"{arm} {', '.join(map(str, own))}" for arm, own in counts.items())
+        yield Problem(f"the runs have values of different numbers of prompts: {listing}", serious=True)
+    for run in grid:
+        evaluated = run.evaluation_prompts or int(run.settings.get(_SETTING, 0))
+        count = len(run.prompts.get(schema.KL, ()))
+        if count and evaluated and count != evaluated:
+            text = f"{run.file}: has values of {count} prompts, but {evaluated} were evaluated"
+            yield Problem(text, serious=True, kind="other prompts than evaluated")
+
+
+def _errors(run: Run, key: str) -> Iterator[Problem]:
+    """A standard error that is not the one of the values per prompt."""
+    values, recorded = run.prompts.get(key, np.zeros(0)), run.outcome(f"{key}_se")
+    if len(values) < 2 or not np.isfinite(recorded):
+        return
+    error = float(values.std(ddof=1)) / len(values) ** 0.5
+    rounding = 1e-3 * float(np.abs(values).max()) / len(values) ** 0.5
+    if abs(recorded - error) > _OF_ERROR * error + rounding:
+        text = f"{run.file}: the standard error of its {key} is {recorded:g}, but its prompts give {error:g}"
+        yield Problem(text, serious=True, kind=f"another error of the {key}")
+
+
+def _far_from_rollouts(grid: Sequence[Run], plan: Plan, metrics: Sequence[str]) -> Iterator[Problem]:
+    """Arms that gain more in their evaluations than in their rollouts, beyond what the control does."""
+    control = plan.primary.control
+    for index, key in product(plan.grid.beta, metrics):
+        runs = [run for run in grid if run.point.beta_index == index]
+        arms = grouped(runs, lambda run: run.point.arm)
+        rises = {
+            arm: [one for run in own if (one := _beyond(run, key)) is not None] for arm, own in arms.items()
+        }
+        for arm in plan.comparisons:
+            if min(len(rises.get(arm, [])), len(rises.get(control, []))) < 2:
+                continue
+            (more, moves), (usual, usually) = (np.mean(rises[name], axis=0) for name in (arm, control))
+            if abs(more - usual) > _FAR * max(moves, usually) > 0:
+                yield Problem(
+                    f"at β = {plan.grid.beta[index]:g} the {key} of {arm} rises in its evaluations by "
+                    f"{more - usual:.3g} more than in its rollouts, which move by {max(moves, usually):.3g}, "
+                    f"compared with that of {control}",
+                    serious=True,
+                )
+
+
+def _beyond(run: Run, key: str) -> tuple[float, float] | None:
+    """What a metric rises between evaluations more than between rollouts, and how far rollouts move.
+
+    None without both curves. The last rollouts are the last quarter.
+    """
+    train, val = (run.curves.get(f"{source}/{key}") for source in ("train", "val"))
+    first = run.first(key)
+    if train is None or val is None or first is None or len(train.value) < 4:
+        return None
+    tail = float(train.value[-max(2, len(train.value) // 4) :].mean())
+    return float(val.value[-1]) - first - (tail - float(train.value[0])), float(np.ptp(train.value))
