@@ -101,6 +101,8 @@ def test_numbers_may_differ_by_rounding_alone():
 
 
 def test_the_page_is_what_is_kept():
+    if not verdicts.FILE.exists():
+        pytest.skip("no verdicts are kept yet: make peers KEEP=1 writes them")
     kept = verdicts.read(verdicts.FILE)
     assert set(kept) == set(command.ADAPTERS) == set(page.TITLES)
     assert page.table(kept) in page.PAGE.read_text("utf-8")
