@@ -233,7 +233,7 @@ class Pair:
         """
         if not self.by_teacher:
             return self.scorer.reference_states(self.read(rollout, batch))
-        chosen = teachers_of(batch.get("rows", [{}]), list(self.by_teacher))
+        chosen = teachers_of(batch.get("rows", [{}]), list(self.by_teacher)).to(rollout.tokens.device)
         count = len(rollout.tokens) // len(chosen)
         prompts = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
         parts = []
