@@ -58,7 +58,7 @@ def test_the_commands_run(chain, tmp_path, capsys, command):
     kind, *arguments = shlex.split(command, comments=True)
     if kind == "explain":
         assert main([kind, *arguments]) == 0
-        shown = "c_t = r_t + sum_{s>t} KL_s" if "OwnAndFuture" in command else "3\t3\t1.000\t1.000"
+        shown = "c_t = r_t + sum_{s>t} KL_s" if "OwnAndFuture" in command else "3\t3\t1.000\t0.000\t1.000"
         assert shown in capsys.readouterr().out
         return
     if kind == "count":
