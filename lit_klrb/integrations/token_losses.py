@@ -37,7 +37,8 @@ def token_losses(
         >>> from lit_klrb.estimators import K2Loss
         >>> logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
         >>> mask, reference = torch.ones(1, 2) > 0, torch.zeros(1, 2)
-        >>> losses = token_losses(K2Loss(baseline=None, allow_biased=True), logprobs, reference, logprobs, mask)
+        >>> k2 = K2Loss(baseline=None, allow_biased=True)
+        >>> losses = token_losses(k2, logprobs, reference, logprobs, mask)
         >>> torch.autograd.grad(losses.sum(), logprobs)[0]
         tensor([[-1., -2.]])
     """
