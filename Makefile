@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test suite gpu mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest peers
+.PHONY: help chat demo test suite gpu gpu-hour mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest peers
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,12 +24,13 @@ test: $(VENV)/.dev  ## lint, types and the default test suite, side by side
 suite:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Tests whose runs train where a variable says
-ON_GPU := tests/cli/test_gpu.py tests/cli/test_resume.py tests/callbacks tests/benchmarks \
-  $(addprefix tests/modules/test_,precision.py lora.py rloo.py dpo.py distill.py)
-
 gpu: $(VENV)/.bench  ## training on a GPU: its steps beside those of a CPU, and resumed runs bit for bit
-	LIT_KLRB_TEST_ACCELERATOR=gpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(ON_GPU)
+	LIT_KLRB_TEST_ACCELERATOR=gpu OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal \
+	  $$($(BIN)/python -c 'from benchmarks.gpu_hour.__main__ import TESTS; print(*TESTS)')
+
+MINUTES ?= 60
+gpu-hour: $(VENV)/.bench  ## what is measured on a GPU, in order, MINUTES=60 of it per call; continues where it was cut
+	$(BIN)/python -m benchmarks.gpu_hour --minutes $(MINUTES)
 
 mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' tests/cli/test_mistakes.py

@@ -153,15 +153,22 @@ def smollm2(precision: str, lora: dict[str, Any] | None = None) -> Task:
     return Task(SMOLLM2.absolute(), BEGINNINGS * times, 4, tokens, precision, lora, spread=tokens // 2)
 
 
-def build(folder: Path) -> None:
-    """A folder with model and tokenizer, of whose V words only one ends a completion."""
-    words = {f"w{index}": index for index in range(VOCABULARY - 2)} | {"<pad>": VOCABULARY - 2}
-    words["<eos>"] = VOCABULARY - 1
+def write_tokenizer(folder: Path, vocabulary: int = VOCABULARY) -> None:
+    """Write a tokenizer of V words, of which only one ends a completion."""
+    words = {f"w{index}": index for index in range(vocabulary)}
+    for name, index in (("pad", VOCABULARY - 2), ("eos", VOCABULARY - 1)):
+        del words[f"w{index}"]
+        words[f"<{name}>"] = index
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
     ).save_pretrained(folder)
+
+
+def build(folder: Path) -> None:
+    """A folder with model and tokenizer."""
+    write_tokenizer(folder)
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY,

@@ -1,6 +1,7 @@
 """Training cycles of this package and of TRL; each function returns the shares of its stages."""
 
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ import lit_klrb.estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.modules import DistillModule, DPOModule, RLOOModule, SFTModule
 from lit_klrb.run.options import prefer_determinism
+from replication.studies.model_pairs import now
 
 from . import step_case as case
 from .measure import DEVICE
@@ -45,6 +47,23 @@ def _in_lightning(clock: Clock, steps: int) -> LambdaCallback:
     return LambdaCallback(
         on_train_start=lambda *_: clock.begin(), on_train_batch_end=lambda *_: clock.tick(steps)
     )
+
+
+class Stopwatch(Clock):
+    """Counts the seconds of each cycle of a trainer that waits for no turns."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """The first cycle begins."""
+        self._last = now()
+
+    def tick(self, steps: int) -> None:
+        """A step has ended, which is a cycle here."""
+        self.seconds.append(now() - self._last)
+        self._last = now()
 
 
 class ShareLogger(DummyLogger):
@@ -146,6 +165,24 @@ def our_distill(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
     return _fit(task, module, task.batch(), clock, cycles, plug, RolloutThroughput())
 
 
+def our_dtype(task: case.Task) -> str:
+    """The type of the weights that a step of `SFTModule` trains."""
+    module = SFTModule(policy_path=str(task.folder), learning_rate=case.LEARNING_RATE)
+    pairs = task.pair_batch()
+    _fit(task, module, {name: pairs[name] for name in ("tokens", "attention_mask")}, Stopwatch(), 1)
+    return str(module.policy.dtype)
+
+
+def our_new_weights(
+    config: dict[str, Any], tokenizer: str, batch: dict[str, Any], options: dict[str, Any]
+) -> tuple[int, float]:
+    """Two steps of `SFTModule` with new weights: their number, and the seconds of the second step."""
+    module = SFTModule(policy_config=config, tokenizer_path=tokenizer, **options)
+    task, watch = case.Task(Path(tokenizer), [], 1, 1, "bf16-mixed"), Stopwatch()
+    _fit(task, module, batch, watch, 2)
+    return sum(weight.numel() for weight in module.policy.parameters()), watch.seconds[-1]
+
+
 def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
@@ -221,6 +258,18 @@ def trl_sft(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:
         )
         trainer.train()
     return {}
+
+
+def trl_dtype(task: case.Task) -> str:
+    """The type of the weights that TRL's `SFTTrainer` trains."""
+    with tempfile.TemporaryDirectory() as output:
+        trainer = SFTTrainer(
+            model=str(task.folder),
+            processing_class=AutoTokenizer.from_pretrained(task.folder),
+            train_dataset=Dataset.from_dict({"text": [*task.prompts]}),
+            args=SFTConfig(**_common(task, output, 1, 1)),
+        )
+        return str(next(trainer.model.parameters()).dtype)
 
 
 def trl_distill(task: case.Task, clock: Clock, cycles: int) -> dict[str, float]:

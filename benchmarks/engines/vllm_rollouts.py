@@ -19,6 +19,7 @@ from lit_klrb.engine.generation import Sampling
 from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.functional import kl_k3_per_token
 from lit_klrb.models.adapters import add_adapter
+from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import shard
 from lit_klrb.rollouts.scoring import Scorer
 
@@ -56,16 +57,17 @@ def sampler_kl(backend: VLLMBackend, policy: PreTrainedModel) -> tuple[float, fl
     mask = torch.ones_like(prompts)
     mask[0, :5] = 0
     rollout = backend(policy, prompts, mask, SAMPLING, seed=0, ends=[0], pad_token_id=0)
-    own = scored(policy, rollout)
+    return divergence(policy, rollout, SAMPLING.temperature)
+
+
+def divergence(policy: PreTrainedModel, rollout: Rollout, temperature: float) -> tuple[float, float]:
+    """KL(sampler‖policy) in nats per sequence, and the largest difference of log-probabilities."""
+    with torch.no_grad():
+        own: Tensor = Scorer(policy, policy, temperature=temperature).logprobs(rollout)
+    assert rollout.logprobs is not None
     difference = (rollout.logprobs - own).where(rollout.mask, 0).abs().max()
     kl = kl_k3_per_token(rollout.logprobs, own).where(rollout.mask, 0).sum(1).mean()
     return float(kl), float(difference)
-
-
-def scored(policy: PreTrainedModel, rollout: Any) -> Tensor:
-    """The policy's own log-probabilities."""
-    with torch.no_grad():
-        return Scorer(policy, policy, temperature=SAMPLING.temperature).logprobs(rollout)
 
 
 def main() -> int:
