@@ -254,7 +254,8 @@ class TrainedModule(L.LightningModule, ABC):
         if trainer is not None:
             of_first(partial(check_file, "ckpt_path", trainer.ckpt_path))
             self._policy_step = int(checkpoint.get("global_step", 0))
-            if trainer.state.fn == TrainerFn.FITTING:
+            # Where models are divided, weights are restored before, and no part of what is passed here
+            if trainer.state.fn == TrainerFn.FITTING and sharding_mesh(trainer) is None:
                 check_resumable(str(trainer.ckpt_path), checkpoint)
         if not hasattr(self, self.role.name):
             self._take(checkpoint)
