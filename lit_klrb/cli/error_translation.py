@@ -62,7 +62,10 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
         if isinstance(cause, ConfigurationError):
             about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
             line = f"ckpt_path: {path}: {cause.message}" if about_file else located(cause)
-            return EndedError(line, OUTAGE if isinstance(cause, NoAnswerError) else USAGE)
+            ending = EndedError(line, USAGE)
+            if isinstance(cause, NoAnswerError):
+                ending.code = OUTAGE  # also outside a sweep
+            return ending
     frames = _frames(error)
     building = any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
     for cause in reversed(causes):  # the innermost exception says most

@@ -30,7 +30,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(chain, tmp_p
     (line,) = capsys.readouterr().err.strip().splitlines()
     said, _, command = line.partition("; to resume: ")
     assert said == f"error: No space left on device, in the run of {run}; earlier files are whole"
-    assert main(shlex.split(command)[3:]) == 0
+    assert main(shlex.split(command)[1:]) == 0
     assert not [*differences(weights_of(run), weights_of(chain.root / "rloo"))]
 
 
@@ -65,7 +65,7 @@ def test_a_reward_that_fails_once_leaves_the_command_that_resumes(
     assert chain.run("fit", "rloo", *reward, "--checkpoint.every_n_train_steps", "1", run=run) == code
     said, _, command = capsys.readouterr().err.strip().splitlines()[-1].partition("to resume: ")
     assert said.startswith(f"error: model.init_args.reward_path: {line}")
-    assert main(shlex.split(command)[3:]) == 0
+    assert main(shlex.split(command)[1:]) == 0
     assert chain.run("fit", "rloo", *reward, run=tmp_path / "whole") == 0
     assert not [*differences(weights_of(run), weights_of(tmp_path / "whole"))]
 
