@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import shown
+from lit_klrb.data.chat import is_unicode, shown
 from lit_klrb.data.columns import TEXT
 from lit_klrb.data.encode import encode
 from lit_klrb.data.kinds import parse_rows
@@ -82,6 +82,8 @@ def encode_windows(
         if not isinstance(text := row.get(TEXT), str | None) or TEXT not in row:
             has = f"the text {shown(text)}" if text else f"no column text; its columns: {', '.join(row)}"
             raise ConfigurationError(f"{source} row {number} has {has}", key="texts")
+        if not is_unicode(text or ""):
+            raise ConfigurationError(f"{source} row {number} has no Unicode text", key="texts")
         ids = encode(text or "", None, tokenizer).ids
         starts = range(0, len(ids) - 1, max_tokens - 1)
         windows += [ids[start : start + max_tokens] for start in starts]

@@ -83,7 +83,8 @@ class Selection:
     def refuse_half(self) -> None:
         """Refuse rows if more than half are left out."""
         if 2 * self.left_out > self.total:
-            raise ConfigurationError(self._line("cannot be read"), key=self.key)
+            key = None if self.key == self.source else self.key  # the line begins with the source
+            raise ConfigurationError(self._line("cannot be read"), key=key)
 
     def _line(self, what: str) -> str:
         """How many rows are left out, and why: the three most frequent reasons."""
