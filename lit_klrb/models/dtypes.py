@@ -4,7 +4,7 @@
 |---|---|---|
 | 32-true | float32 | float32 |
 | bf16-mixed, 16-mixed | float32 | the file's, where that changes no number; else float32 |
-| bf16-true, 16-true | that of the precision | that of the precision |
+| bf16-true, 16-true, 64-true | that of the precision | that of the precision |
 
 Mixed precision rounds the weight of each matrix product. One that its file has rounded already gives the same
 product, bit for bit, in half the memory. So the KL of a model to itself is exactly 0, whatever its file has.
@@ -26,7 +26,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.capabilities import SHORT, eval_mode, has_weights, in_float32, probe_tokens
 from lit_klrb.seeding import forked_rng
 
-TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
+TRUE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 # Layers of these classes exactly: autocast rounds the weights of products, and what an embedding looks up is
 # converted by a hook.
@@ -185,7 +185,7 @@ def summary(models: Mapping[str, PreTrainedModel], precision: str) -> str:
     computed = computing_dtype(precision)
     line = "".join(f"{name} {_described(model)}, " for name, model in models.items())
     line += f"computed in {_name(computed)}"
-    if precision in TRUE:  # half of the distance of neighbouring numbers, at most
+    if trained_dtype(precision) in SHORT:  # half of the distance of neighbouring numbers, at most
         line += f"; updates smaller than 1/{2 / torch.finfo(computed).eps:.0f} of a weight are lost"
     return line
 
