@@ -50,8 +50,7 @@ TRAINING = [
     ("rloo", ["--kl.estimator", "MonteCarlo"]),
     ("rloo", ["--kl.estimator", "K1Loss", "--kl.estimator.allow_biased", "true"]),
     ("rloo", ["--kl.estimator.baseline", "null"]),
-    ("rloo", ["--kl.estimator.off_policy", "prefix"]),
-    ("rloo", ["--kl.estimator.clip_range", "0.0001"]),
+    ("rloo", ["--kl.estimator.off_policy", "clip"]),
     ("rloo", [*RAO_BLACKWELL, "--kl.estimator.discount", "0.5", "--kl.estimator.allow_biased", "true"]),
     ("rloo", [*RAO_BLACKWELL, "--kl.final_discount", "0.5", "--kl.estimator.allow_biased", "true"]),
     ("rloo", [*RAO_BLACKWELL, "--kl.estimator.forward_share", "0.5", "--kl.estimator.allow_biased", "true"]),
@@ -137,12 +136,13 @@ def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with
         ("RaoBlackwellControlVariate", "directions", ["[kl]", "[constant]"]),
         ("RaoBlackwellTopK", "k", ["1", "20"]),
         ("RaoBlackwellTopK", "support", ["policy", "reference"]),
+        ("MonteCarlo --kl.estimator.off_policy clip", "clip_range", ["0.2", "0.0001"]),
     ],
 )
 def test_the_option_of_a_single_estimator_changes_the_policy(chain, tmp_path, estimator, option, values):
     trained = []
     for value in values:
-        settings = ["--kl.estimator", estimator, f"--kl.estimator.{option}", value]
+        settings = ["--kl.estimator", *estimator.split(), f"--kl.estimator.{option}", value]
         assert chain.run("fit", "rloo", *SHORT, *settings, run=tmp_path / value) == 0
         trained.append(weights_of(tmp_path / value))
     assert not equal(*trained)
