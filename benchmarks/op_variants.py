@@ -100,7 +100,7 @@ def weigh(exponentials: Tensor, factors: Tensor) -> None:
 def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = False) -> Outcome:
     """`tiled_policy_loss` without the KL: only log-probabilities, built from the same parts."""
     pairs = [Pair(hidden[None], weight, None, None) for hidden, weight in (case[:2], case[2:4])]
-    problem = TiledInputs.of(*pairs, case.tokens[None], None, 1.0, None, None, None)
+    problem = TiledInputs.of(*pairs, case.tokens[None], None, 1.0, None, None, None, None)
     gradients = HeadGradients(problem.policy, problem.inputs, (True, True, False))
     buffers = problem.buffers(retain_blocks=True)
     with compiling(compile_body):
