@@ -56,9 +56,10 @@ def lead_line(save: float, since: float) -> str | None:
         since: Seconds since the warning.
 
     Example:
-        >>> os.environ[END] = str(int(time.time()) + 10)
+        >>> os.environ[END] = str(int(time.time()))
         >>> print(lead_line(save=30.0, since=5.0))
-        SLURM ends this job in 10 s, and a save took 30 s: submit it with --signal=USR1@95 or more
+        SLURM ends this job in 0 s, and a save took 30 s: submit it with --signal=USR1@95 or more
+        >>> os.environ[END] = str(int(time.time()) + 60)
         >>> lead_line(save=2.0, since=5.0), os.environ.pop(END) and None
         (None, None)
     """

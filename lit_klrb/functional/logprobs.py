@@ -346,7 +346,7 @@ def jsd_sum(policy: Tensor, reference: Tensor, weight: float) -> Tensor:
     Example:
         >>> coin, fair = torch.tensor([0.7, 0.3]).log(), torch.tensor([0.5, 0.5]).log()
         >>> [round(jsd_sum(coin, fair, weight).item(), 4) for weight in (0.0, 0.01, 0.5, 1.0)]
-        [0.0823, 0.0823, 0.0832, 0.0872]
+        [0.0823, 0.0823, 0.084, 0.0872]
 
     Reference: Lin (1991), "Divergence measures based on the Shannon entropy", up to the factor.
     """

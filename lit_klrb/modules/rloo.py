@@ -35,6 +35,7 @@ class RLOOModule(OnPolicyModule):
         ...     penalty = KLEstimatorCallback(MonteCarlo(), beta=0.1)
         ...     trainer = Trainer(max_steps=1, limit_val_batches=0, callbacks=[penalty], **options)
         ...     trainer.fit(module, PromptDataModule(batch_size=4, train_size=16, eval_size=4))
+        weights: policy float32, reference float32, computed in float32
         >>> trainer.global_step, trainer.callback_metrics["train/kl"].item()  # at the first step
         (1, 0.0)
     """
