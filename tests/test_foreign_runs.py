@@ -11,7 +11,7 @@ from analysis.cli.main import main
 
 PAGE = (Path(__file__).parents[1] / "docs" / "foreign_runs.md").read_text("utf-8")
 MAPPINGS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = [shlex.split(line)[3:] for line in re.findall(r"^lit-klrb import .*$", PAGE, re.MULTILINE)]
+COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^lit-klrb import .*$", PAGE, re.MULTILINE)]
 
 
 def table(folder):

@@ -187,7 +187,7 @@ def _settings(run: Path) -> Section | None:
     except (LookupError, TypeError):
         raise ConfigurationError(f"{path} is not the configuration of a run: it has no data") from None
     rows = [[key.replace("_", " "), _lines(given[key])] for key in CONTEXT if given.get(key)]
-    command = shlex.join(["python", "-m", "lit_klrb", "fit", "--config", str(path)])
+    command = shlex.join(["lit-klrb", "fit", "--config", str(path)])
     return Section(
         "settings", "What made this run", tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])]
     )

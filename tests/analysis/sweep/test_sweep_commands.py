@@ -129,7 +129,7 @@ def test_a_stopped_sweep_saves_its_cells_and_resumes_them(project, finished, num
     assert len(saved) == 2
     for checkpoint in saved[:damaged]:
         checkpoint.write_bytes(b"torn")
-    code, output = project.run(*shlex.split(command)[3:])
+    code, output = project.run(*shlex.split(command)[1:])
     assert code == 0, output
     assert output.count("exit code 1; it is run again") == damaged
     assert sum("resumed" in path.read_text() for path in cells.glob("*/log.txt")) == 2 - damaged
