@@ -7,10 +7,9 @@ from statsmodels.stats.multitest import multipletests
 
 from analysis.report.matching import match
 from analysis.stats.contrast import objective_contrast
-from analysis.stats.frontier import nondominated
 from analysis.stats.swaps import RESAMPLES
 from replication.claims.evidence import CAPACITIES, SWEEPS
-from replication.claims.trained import compared, kl_finding, objectives, share_finding
+from replication.claims.trained import compared, kl_finding, objectives
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +48,6 @@ def test_ratios_of_kls_are_means_of_paired_logarithms(trained, name):
     found = verdict.estimate.interval()
     assert verdict.estimate.value == pytest.approx(ratios.mean())
     assert (found.low, found.high) == pytest.approx(np.array(test.confidence_interval()) / scale)
-
-
-def test_a_share_counts_the_points_of_the_common_frontier_below_the_cut(trained):
-    one = trained["noise"]
-    pairs = match(one.sweep, "rb", "mc")
-    on = nondominated(pairs.kl, pairs.reward) & (pairs.kl < 5)
-    (verdict,) = compared([(one, "rb", "mc")], lambda *both: share_finding(*both, 5.0))
-    assert (verdict.share.count, verdict.share.total) == (on[:, 0].sum(), on.sum())
-    assert 0 < verdict.share.total < nondominated(pairs.kl, pairs.reward).sum()
 
 
 def test_the_correction_is_over_all_designs(trained):
