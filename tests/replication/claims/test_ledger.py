@@ -1,5 +1,6 @@
 """The ledger of claims: committed pages agree with the artifacts, and verdicts follow them."""
 
+import itertools
 import json
 import lzma
 import pickle
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from evidence_changes import CHANGES
 
+from analysis.report.matching import match
 from analysis.results.store import present, read_json
+from analysis.stats.frontier import nondominated
 from replication.__main__ import main
 from replication.claims import evidence, ledger
 from replication.claims.claim import Status
@@ -79,16 +82,32 @@ def test_rows_on_reviews_are_those_of_a_mean_over_all_prompts(committed, verifie
     assert row == f"{values.mean():.2f} ± {deviations}"
 
 
-def test_a_sweep_in_which_an_arm_has_no_run_below_the_cut_is_in_no_family(verified):
+def test_a_sweep_in_which_an_arm_has_no_run_below_the_cut_has_no_share(verified):
     found = verified.rulings["frontier-95"]
     shares = {one.what: one.ours for one in found.numbers if one.what.startswith("share of")}
     (row,) = [text for what, text in shares.items() if "ReleasedRaoBlackwell" in what]
     assert row == "none: an arm has no run there"
     (row,) = [text for what, text in shares.items() if "released-rb" in what and "embedded" in what]
-    assert row.startswith("16 of 27 (59%; 0.388 to 0.776), p = ")
-    tested = [text for text in shares.values() if "p = " in text]
-    assert len(tested) == 7
+    assert row == "16 of 27 (59%; 0.388 to 0.776)"
+    assert sum(text[0].isdigit() for text in shares.values()) == 7
+    assert "1 of 5 sweeps (embedded world, β 0.5 to 2, " in found.condition
     assert found.verdict is Status.INCONCLUSIVE
+
+
+def test_the_reward_that_a_share_needs_gives_it_on_average_over_all_swaps(verified):
+    pairs = match(verified.evidence.sweeps["imdb_noise"].sweep, "rb", "mc")
+    (row,) = [
+        one.ours
+        for one in verified.rulings["frontier-78"].numbers
+        if one.what == "reward at equal KL that such a share needs: rb against mc: reviews, β 0.03"
+    ]
+    shares = []
+    for turned in itertools.product([False, True], repeat=len(pairs)):
+        order = np.where(np.array(turned)[:, None], [1, 0], [0, 1])
+        kl, reward = (np.take_along_axis(values, order, axis=1) for values in (pairs.kl, pairs.reward))
+        on = nondominated(kl, reward + [float(row), 0.0])
+        shares.append(on[:, 0].sum() / on.sum())
+    assert np.mean(shares) == pytest.approx(7 / 9, abs=0.04)
 
 
 def test_the_noise_on_reviews_is_the_ratio_of_traces(committed, verified):
