@@ -105,7 +105,7 @@ def test_the_reward_that_a_share_needs_gives_it_on_average_over_all_swaps(verifi
     for turned in itertools.product([False, True], repeat=len(pairs)):
         order = np.where(np.array(turned)[:, None], [1, 0], [0, 1])
         kl, reward = (np.take_along_axis(values, order, axis=1) for values in (pairs.kl, pairs.reward))
-        on = nondominated(kl, reward + [float(row), 0.0])
+        on = nondominated(kl, reward + np.array([float(row), 0.0]))
         shares.append(on[:, 0].sum() / on.sum())
     assert np.mean(shares) == pytest.approx(7 / 9, abs=0.04)
 
