@@ -169,7 +169,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
         from analysis.report.assessment import load_assessment, sentence_of
 
         print(printable(sentence_of(load_assessment(store.directory))))
-        print(f"its page: {shlex.join(['python', '-m', 'analysis', 'report', str(store.directory)])}")
+        print(f"its page: {shlex.join(['lit-klrb', 'report', str(store.directory)])}")
     return 0 if outcome.complete else 1
 
 
