@@ -300,6 +300,18 @@ def try_lock(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until no other process is in a block with this lock file, which stays; no links are followed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def claimed(directory: Path) -> Iterator[bool]:
     """Lock a directory, which is no link, until the end of the block or of the process.
 

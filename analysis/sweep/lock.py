@@ -14,7 +14,7 @@ from analysis.results.locked import ARMS, CHOICE, LockedPlan, encode_plan, lock_
 from analysis.results.records import Arm, read_run
 from analysis.results.store import archive_path
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
+from lit_klrb.files import one_at_a_time, write_atomically
 
 
 def lock(
@@ -46,32 +46,46 @@ def lock(
             "but not continued; name another directory",
             key="directory",
         )
-    begun = any(any((directory / name).glob("*")) for name in (layout.RESULTS, layout.FAILED, layout.CELLS))
-    before = _locked(path, begun=begun)
     content = json.loads(json.dumps({"plan": plan.record(), **expansion.content}))
-    old = before.document["content"] if before else {}
-    # Properties of the arms are derived from the rest
-    altered = list(changes({**old, ARMS: None}, {**content, ARMS: None}))
-    if before and ARMS in old and not altered:
+    before = _locked(path, begun=_has_begun(directory))
+    if before and ARMS in before.document["content"] and not _altered(before, plan, content):
         arms = before.arms
     else:
         meanwhile()
         arms = examine(plan, expansion.cells)
     content[ARMS] = {label: asdict(arm) for label, arm in arms.items()}
-    published = len(layout.result_paths(directory))
-    if before is None or not begun:
-        document = lock_document(plan, content, expansion.cells, published=published)
-        if not (path.exists() and path.read_bytes() == document):
+    directory.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(directory / f".{layout.PLAN}.lock"):
+        # Read again: while the arms were examined, another sweep may have locked the plan and begun
+        begun, published = _has_begun(directory), len(layout.result_paths(directory))
+        before = _locked(path, begun=begun)
+        if before is None or not begun:
+            document = lock_document(plan, content, expansion.cells, published=published)
+            if not (path.exists() and path.read_bytes() == document):
+                write_atomically(path, document)
+            return [], arms
+        altered = _altered(before, plan, content)
+        if altered and record:
+            cells = expansion.cells
+            document = lock_document(
+                plan, content, cells, before=before, published=published, changes=altered
+            )
             write_atomically(path, document)
-        return [], arms
+    return altered, arms
+
+
+def _has_begun(directory: Path) -> bool:
+    """Whether a cell of a sweep has started."""
+    return any(any((directory / name).glob("*")) for name in (layout.RESULTS, layout.FAILED, layout.CELLS))
+
+
+def _altered(before: LockedPlan, plan: Plan, content: Mapping[str, Any]) -> list[str]:
+    """Differences of a plan from the locked one, one line per key; arms' properties follow from the rest."""
+    altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
     was, blocks = [*before.plan.grid.blocks], [*plan.grid.blocks]
     if was != blocks and {*was} == {*blocks}:  # replicate r is in block r mod B
         altered.append(f"plan.grid.blocks: in the order {', '.join(was)} -> {', '.join(blocks)}")
-    if altered and record:
-        cells = expansion.cells
-        document = lock_document(plan, content, cells, before=before, published=published, changes=altered)
-        write_atomically(path, document)
-    return altered, arms
+    return altered
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
@@ -96,13 +110,15 @@ def lock_choice(directory: Path) -> Mapping[str, float]:
         DamagedFileError: If the locked choice is not that of the results.
     """
     path = directory / layout.PLAN
-    locked = LockedPlan.read(path)
-    trials = sorted(trials_of(locked.cells.values()))
-    choice = choice_of(locked.plan, [read_run(layout.result_path(directory, name)) for name in trials])
-    if locked.choice is None:
-        write_atomically(path, encode_plan({**locked.document, CHOICE: asdict(choice)}))
-    elif locked.choice != choice:
-        raise DamagedFileError(f"{path}: its choice of rates is not that of the results of the tuning stage")
+    with one_at_a_time(directory / f".{layout.PLAN}.lock"):
+        locked = LockedPlan.read(path)
+        trials = sorted(trials_of(locked.cells.values()))
+        choice = choice_of(locked.plan, [read_run(layout.result_path(directory, name)) for name in trials])
+        if locked.choice is None:
+            write_atomically(path, encode_plan({**locked.document, CHOICE: asdict(choice)}))
+        elif locked.choice != choice:
+            problem = "its choice of rates is not that of the results of the tuning stage"
+            raise DamagedFileError(f"{path}: {problem}")
     return choice.rates
 
 

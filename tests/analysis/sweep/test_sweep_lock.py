@@ -51,6 +51,22 @@ def test_the_plan_is_locked_with_its_cells(locked, cells, runs):
     assert [*read.plan.stages] == ["sft", "dpo", "rloo"]
 
 
+def test_a_sweep_that_begins_while_the_arms_are_examined_keeps_its_plan(project, runs):
+    """Two sweeps may be started on one directory: the slower one finds the results of the other."""
+    plan = read_plan(project.write())
+    expansion = expand(plan)
+
+    def other():
+        lock(plan, expansion, runs, record=True)
+        begin(runs, results=2)
+
+    altered, _ = lock(plan, expansion, runs, record=True, meanwhile=other)
+    assert altered == []
+    locked = LockedPlan.read(runs / "plan.json")
+    assert [version["published"] for version in locked.document["history"]] == [0]
+    assert not locked.changed_after_results
+
+
 def test_another_order_of_blocks_is_a_change_as_it_moves_their_replicates(locked, runs):
     blocks = {name: {"overrides": {"lr": rate}} for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
     locked(grid={"replicates": 3, "blocks": blocks})
