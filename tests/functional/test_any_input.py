@@ -476,6 +476,7 @@ def check_values(given: Input, stats: TokenStats) -> None:
 @example(case=whole_block(-95.0, *[EXCLUDED] * 4))
 @example(case=whole_block(-95.0, *[EXCLUDED] * 4)._replace(topk=TopK(6)))
 @example(case=whole_block(-2000.0, 0.0, *[LOWEST] * 3))
+@example(case=whole_block(-2000.0, *[EXCLUDED] * 4)._replace(dtype=torch.float64, block=1))
 @given(case=cases())
 def test_functions_give_the_numbers_of_the_plain_version_or_name_what_is_wrong(case, device):
     given = Input(case, device)

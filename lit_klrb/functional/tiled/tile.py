@@ -108,5 +108,7 @@ class Tile(NamedTuple):
         if value_weights is not None and stats.expected_value is not None:
             constant = constant - value_weights * stats.expected_value
             by_value = [factor * value_weights]
-        # In the float64 of the statistics, as large terms cancel; rounded only for the passes over the block
-        return torch.stack([factor * constant, -factor * kl_weights, *by_value], -1).to(self.sums.dtype)
+        # In the float64 of the statistics, as large terms cancel; rounded only for the passes over the block.
+        # `weighted`, as the shift of a block that the reference excludes overflows, where the factor is 0
+        constant = weighted(factor, constant)
+        return torch.stack([constant, -factor * kl_weights, *by_value], -1).to(self.sums.dtype)
