@@ -300,9 +300,9 @@ def try_lock(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait until no other process is in a block with this lock file, which stays; no links are followed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Wait until no other process is in a block with the lock of this directory."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)

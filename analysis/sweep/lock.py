@@ -55,7 +55,7 @@ def lock(
         arms = examine(plan, expansion.cells)
     content[ARMS] = {label: asdict(arm) for label, arm in arms.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(directory / f".{layout.PLAN}.lock"):
+    with one_at_a_time(directory):
         # Read again: while the arms were examined, another sweep may have locked the plan and begun
         begun, published = _has_begun(directory), len(layout.result_paths(directory))
         before = _locked(path, begun=begun)
@@ -110,7 +110,7 @@ def lock_choice(directory: Path) -> Mapping[str, float]:
         DamagedFileError: If the locked choice is not that of the results.
     """
     path = directory / layout.PLAN
-    with one_at_a_time(directory / f".{layout.PLAN}.lock"):
+    with one_at_a_time(directory):
         locked = LockedPlan.read(path)
         trials = sorted(trials_of(locked.cells.values()))
         choice = choice_of(locked.plan, [read_run(layout.result_path(directory, name)) for name in trials])
