@@ -180,7 +180,7 @@ def reward_to_go(values: Tensor, *, strict: bool = False, discount: float = 1.0)
         for column in values[:, :-1].flip(-1).unbind(-1):
             sums.append(column + weighted(discount, sums[-1]))
         inclusive = torch.stack(sums[::-1], -1)
-    return weighted(discount, torch.nn.functional.pad(inclusive[:, 1:], (0, 1))) if strict else inclusive
+    return weighted(discount, torch.nn.functional.pad(inclusive, (0, 1))[:, 1:]) if strict else inclusive
 
 
 def assign_credit(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import LossWeights
+from lit_klrb.estimators import K3Loss, LossWeights
 from lit_klrb.estimators.checked import checked_loss, checked_weights
+from lit_klrb.functional import token_stats
 
 MASK = torch.ones(4, 3, dtype=torch.bool)
 ONES = torch.ones(4, 3)
@@ -54,3 +55,18 @@ def test_a_valid_estimator_passes():
     diverged = LossWeights(ONES * torch.nan, ONES)
     assert checked_weights(SimpleNamespace(weights=lambda stats, mask: diverged), None, MASK) is diverged
     assert checked_loss(SimpleNamespace(loss=lambda: loss)) is loss
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda *inputs: K3Loss().surrogate(*inputs, group_size=2),
+        lambda *inputs: K3Loss().objective(*inputs, torch.ones(4), beta=0.1, group_size=2),
+    ],
+)
+def test_a_biased_loss_warns_of_the_line_that_asked_for_it(loss):
+    logits = torch.zeros(4, 3, 2, requires_grad=True)
+    stats = token_stats(logits, torch.zeros(4, 3, 2), torch.zeros(4, 3, dtype=torch.long))
+    with pytest.warns(UserWarning, match="K3Loss has a biased gradient") as shown:
+        loss(stats, MASK)
+    assert [warning.filename for warning in shown] == [__file__]

@@ -9,6 +9,7 @@ from lit_klrb.cli.explain import estimator_classes
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell, RaoBlackwellLoss, Term
 from lit_klrb.estimators.composed import Discounted
+from lit_klrb.functional.credit import reward_to_go
 from lit_klrb.functional.enumeration import exact_kl_gradient
 
 CASE = Case.random(contexts=3, vocab_size=3, max_length=4, seed=8)
@@ -114,3 +115,8 @@ def test_credit_without_a_future_has_no_discount():
     with pytest.raises(ConfigurationError, match=r"Term.discount: .* and 1 with credit 'whole'"):
         Term("kl", "whole", discount=0.5)
     assert not hasattr(estimators.MonteCarlo(), "discount")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_completions_without_positions_have_no_rewards_to_go(strict):
+    assert reward_to_go(torch.zeros(2, 0), strict=strict, discount=0.5).shape == (2, 0)

@@ -152,23 +152,12 @@ def settings() -> Iterator[Setting]:
     ).ServerDistillationTrainer
     config = load("trl.experimental.server_distillation.server_distillation_config").ServerDistillationConfig
     defaults = {key: field_default(config, key) for key in ("beta", "loss_top_k", "loss_add_tail")}
+    kinds = (("reverse KL", 1.0, 1, _served_reverse), ("forward KL", 0.0, 3, _served_forward))
     for tail in (True, False):
-        options = {"beta": 1.0, "loss_top_k": 1, "loss_add_tail": tail}
-        yield Setting(
-            "ServerDistillationTrainer",
-            options,
-            defaults,
-            "reverse KL",
-            _served_reverse(served, loss_add_tail=tail),
-        )
-        options = {"beta": 0.0, "loss_top_k": 3, "loss_add_tail": tail}
-        yield Setting(
-            "ServerDistillationTrainer",
-            options,
-            defaults,
-            "forward KL",
-            _served_forward(served, loss_add_tail=tail),
-        )
+        for called, beta, k, function_of in kinds:
+            options = {"beta": beta, "loss_top_k": k, "loss_add_tail": tail}
+            function = function_of(served, loss_add_tail=tail)
+            yield Setting("ServerDistillationTrainer", options, defaults, called, function)
     jsd = load("trl.experimental.gkd.gkd_trainer").GKDTrainer.generalized_jsd_loss
     for beta, called in names.items():
         yield Setting(
