@@ -124,8 +124,8 @@ class RegularisedModule(PolicyModule, ABC):
         reward_retries: How often a reward function that gets no answer, such as from a judge (a time-out, no
             connection), is called again, after 5, 10, 20, ... seconds. `train/reward_retries` counts them.
         evaluation_completions: Completions per evaluation prompt.
-        final_evaluation_completions: The same after `trainer.max_steps`, where runs are compared, and of the
-            commands that evaluate: more have less noise; None for as many as before.
+        final_evaluation_completions: The same before the first step and after `trainer.max_steps`, by which
+            runs are compared, and of the commands that evaluate: more have less noise; None for as many.
         evaluation_seed: Seed of the completions in evaluation; the same for runs to be compared.
     """
 
@@ -169,8 +169,9 @@ class RegularisedModule(PolicyModule, ABC):
         """How completions are sampled in an evaluation at the present step, or of a finished policy."""
         trainer, count = trainer_of(self), self.evaluation_completions
         if trainer is not None and not trainer.predicting:
-            training = trainer.state.fn == TrainerFn.FITTING
-            if not training or 0 < trainer.max_steps <= self.global_step:
+            between = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+            # A run's gain is the end minus the start, whose noise counts as much
+            if not between or 0 < trainer.max_steps <= self.global_step:
                 count = self.final_evaluation_completions or count
         return Sampling(count, self.max_new_tokens, self.temperature)
 

@@ -158,16 +158,18 @@ def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path,
     assert final != other
 
 
-def test_only_the_last_evaluation_has_more_completions(chain, tmp_path, capsys):
+def test_only_the_first_and_the_last_evaluation_have_more_completions(chain, tmp_path, capsys):
     evaluations = {"plain": evaluations_of(chain.root / "rloo")}
     for option in ("evaluation_completions", "final_evaluation_completions"):
         assert chain.run("fit", "rloo", f"--model.{option}", "6", run=tmp_path / option) == 0
         evaluations[option] = evaluations_of(tmp_path / option)
         assert equal(weights_of(chain.root / "rloo"), weights_of(tmp_path / option))
     plain, always, last = evaluations.values()
-    assert len(plain) > 1
-    assert last[:-1] == plain[:-1] != always[:-1]
-    assert last[-1] == always[-1] != plain[-1]
+    assert len(plain) > 2
+    assert last[1:-1] == plain[1:-1] != always[1:-1]
+    assert [last[0], last[-1]] == [always[0], always[-1]]
+    assert last[0] != plain[0]
+    assert last[-1] != plain[-1]
     capsys.readouterr()
     final = ["--ckpt_path", str(tmp_path / option / "checkpoints" / "last.ckpt"), f"--model.{option}", "6"]
     assert chain.run("validate", "rloo", *final, run=tmp_path / "validated") == 0
