@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from analysis.design.plan_file import read_checked
 from analysis.imports.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.results import Cell, Plan, Point, Primary, Stage, layout
-from analysis.results.locked import IMPORTED, Stated, lock_document
+from analysis.results.locked import IMPORTED, Stated, encode_plan, lock_document
 from analysis.results.plan import CLOSED
 from analysis.results.rules import check_plan, one_of
 from analysis.results.store import digest, encode_result, error_lines, present
@@ -81,7 +81,7 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> None:
     }
     cells = {point: _cell(plan, point, placed, origin) for point in plan.places}
     content = {"plan": plan.record(), IMPORTED: origin}
-    documents = {output / layout.PLAN: lock_document(plan, content, list(cells.values()))}
+    documents = {output / layout.PLAN: encode_plan(lock_document(plan, content, list(cells.values())))}
     for point, run in placed.items():
         documents[layout.result_path(output, cells[point].id)] = encode_result(_result(cells[point], run))
     _write(output, documents)

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
             "schema": PLAN_SCHEMA,
             "recomputed": locked.recomputed,
             "changed_after_results": locked.changed_after_results,
+            "locked": [moment and asdict(moment) for moment in locked.moments],
         },
         "problems": [problem.text for problem in sweep.problems],
         "complete": not sweep.missing,

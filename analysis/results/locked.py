@@ -1,11 +1,11 @@
 """The locked plan: the plan before the results, every later change, and the rates chosen for its arms.
 
-`hash` covers the rest of the file, apart from the choice of rates (see `design.rates`): the content (plan,
-configurations, code and versions), the cells it expands to, and the history, which has the hash of each
-earlier version.
+`hash` covers the rest of the file, apart from the choice of rates (see `design.rates`) and the times and
+commits of locking: the content (plan, configurations, code and versions), the cells it expands to, and the
+history, which has the hash of each earlier version.
 
 The hash reveals accidental or partial edits, but not edits by someone who recomputes it. To detect those,
-compare it with a hash published elsewhere, such as in a commit.
+compare it with a hash published elsewhere, such as in the commit that is recorded.
 """
 
 import json
@@ -27,8 +27,8 @@ from lit_klrb.errors import ConfigurationError
 
 # Keys of the content: configurations of the stages, properties of the arms, and the source of imported runs.
 CONFIGS, ARMS, IMPORTED = "configs", "arms", "imported"
-# The key of the document with the choice of rates.
-CHOICE = "choice"
+# Keys of the document outside of its hash: the choice of rates, and when its versions were locked.
+CHOICE, LOCKED = "choice", "locked"
 
 
 @dataclass(frozen=True, config=CLOSED, kw_only=True)
@@ -71,6 +71,18 @@ class Choice:
 
 
 @dataclass(frozen=True, config=CLOSED)
+class Moment:
+    """When a version of a plan was locked, and at which commit, with which it can be compared."""
+
+    time: str  # in UTC, ISO 8601
+    # Of the folder in which the command ran, and "-dirty" if files of it had changed; None outside of git
+    commit: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.time.replace('T', ' ')} at {f'commit {self.commit}' if self.commit else 'no commit'}"
+
+
+@dataclass(frozen=True, config=CLOSED)
 class Version:
     """One version of a plan, its changes, and how many results could be seen when it was locked."""
 
@@ -92,6 +104,7 @@ class LockedPlan:
     document: Mapping[str, Any]
     origin: Origin | None = None  # where the runs were imported from; None for runs of this package
     choice: Choice | None = None  # the choice of rates; None without tuning, or before it is complete
+    moments: tuple[Moment | None, ...] = ()  # those of the versions in `history`; None where unknown
     # The configuration of the last stage, with hashes in place of paths; empty for an import
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -132,6 +145,7 @@ class LockedPlan:
         plans = [Plan.of_record(record, directory) for record in records]
         check_plan(plans[-1])
         known, arms = content.get(ARMS, {}), plans[-1].grid.arms.items()
+        hashes = [*(each["previous"] for each in history[1:]), document["hash"]]
         versions = zip(history, plans, strict=True)
         return cls(
             hash=document["hash"],
@@ -142,13 +156,14 @@ class LockedPlan:
             document=document,
             origin=content.get(IMPORTED),
             choice=document.get(CHOICE),
+            moments=tuple(document.get(LOCKED, {}).get(one) for one in hashes),
             config=content.get(CONFIGS, {}).get([*plans[-1].stages][-1], {}),
         )
 
 
 def hash_of(document: Mapping[str, Any]) -> str:
-    """The hash of a locked plan: of everything in the file except the hash itself and the choice of rates."""
-    return digest({key: value for key, value in document.items() if key not in ("hash", CHOICE)})
+    """The hash of a locked plan: of all in the file but the hash, the choice of rates and the times."""
+    return digest({key: value for key, value in document.items() if key not in ("hash", CHOICE, LOCKED)})
 
 
 def lock_document(
@@ -159,8 +174,9 @@ def lock_document(
     before: LockedPlan | None = None,
     published: int = 0,
     changes: Sequence[str] = (),
-) -> bytes:
-    """The content of the file of a locked plan.
+    moment: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The document of a locked plan.
 
     Args:
         plan: The plan.
@@ -169,6 +185,7 @@ def lock_document(
         before: The version it replaces; None if no cell had started under it.
         published: Number of published results.
         changes: Differences from the version before, one line per key.
+        moment: The fields of its `Moment`; None for an import, whose plan is made after its runs.
     """
     version: dict[str, Any] = {"previous": before and before.hash, "published": published}
     version |= {"changes": list(changes), "plan": plan.record()}
@@ -182,7 +199,9 @@ def lock_document(
     document = {"hash": hash_of(document), **document}
     if before and before.choice is not None and trials_of(before.cells.values()) == trials_of(cells):
         document[CHOICE] = before.document[CHOICE]
-    return encode_plan(document)
+    if moment is not None:
+        document[LOCKED] = {**(before.document.get(LOCKED, {}) if before else {}), document["hash"]: moment}
+    return document
 
 
 def encode_plan(document: Mapping[str, Any]) -> bytes:

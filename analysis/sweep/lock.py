@@ -1,8 +1,10 @@
 """Locks the plan of a sweep: once a cell has started, every change is recorded."""
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +61,30 @@ def lock(
         # Read again: while the arms were examined, another sweep may have locked the plan and begun
         begun, published = _has_begun(directory), len(layout.result_paths(directory))
         before = _locked(path, begun=begun)
-        if before is None or not begun:
-            document = lock_document(plan, content, expansion.cells, published=published)
-            if not (path.exists() and path.read_bytes() == document):
-                write_atomically(path, document)
-            return [], arms
-        altered = _altered(before, plan, content)
-        if altered and record:
-            cells = expansion.cells
+        altered = _altered(before, plan, content) if before and begun else []
+        if not begun or before is None or (altered and record):
             document = lock_document(
-                plan, content, cells, before=before, published=published, changes=altered
+                plan,
+                content,
+                expansion.cells,
+                before=before if begun else None,
+                published=published,
+                changes=altered,
+                moment=_moment(),
             )
-            write_atomically(path, document)
+            if before is None or before.hash != document["hash"]:
+                write_atomically(path, encode_plan(document))
     return altered, arms
+
+
+def _moment() -> dict[str, str | None]:
+    """Time and commit of the present folder, with `-dirty` if its files have changed since."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        told = ""
+    return {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": told or None}
 
 
 def _has_begun(directory: Path) -> bool:

@@ -12,7 +12,7 @@ import rfc8785
 from analysis.design.cells import cell_id, cell_seed
 from analysis.results import Block, Cell, Grid, Plan, Primary, Stage
 from analysis.results.keys import BETA, SEED
-from analysis.results.locked import lock_document
+from analysis.results.locked import encode_plan, lock_document
 
 ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
 BETAS = {0: 0.05, 1: 0.1, 2: 0.2}
@@ -196,7 +196,7 @@ def write_plan(
     runs.mkdir(parents=True, exist_ok=True)
     configs = {name: dict(config or {}) if name == "rloo" else {} for name in stages}
     content = {"plan": plan.record(), "configs": configs, "environment": {}}
-    (runs / "plan.json").write_bytes(lock_document(plan, content, cells))
+    (runs / "plan.json").write_bytes(encode_plan(lock_document(plan, content, cells)))
 
 
 def edit_plan(runs: Path, edit: Callable[[dict], None], *, rehash: bool = True) -> None:

@@ -20,7 +20,10 @@ CASES = {
     "adaptive beta": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--kl.target_kl", "0.1", "--kl.horizon", "20"]),
     "control variate": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--kl.estimator", "RaoBlackwellControlVariate"]),
     "token values": ("distill", ["--kl.estimator", "replication.to_come.RaoBlackwellTokenValues"]),
-    "accumulation": ("rloo", ["--trainer.accumulate_grad_batches", "2"]),
+    "accumulation": (
+        "rloo",
+        ["--trainer.accumulate_grad_batches", "2", "--model.final_evaluation_completions", "3"],
+    ),
     "moving reference": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--model.reference_update", "{decay: 0.5}"]),
     "preferences": ("dpo", []),
     "dropout": ("sft", ["--model.policy_config.resid_pdrop", "0.2", "--trainer.val_check_interval", "3"]),

@@ -10,6 +10,7 @@ from analysis.report.matching import warm_starts
 from analysis.report.power import warnings
 from analysis.report.sections.outcomes import forests
 from analysis.report.sections.runs import biased_arms, block_condition
+from analysis.results.locked import Moment
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
 from analysis.stats.contrast import TTest, kl_ratio
@@ -216,7 +217,8 @@ def execution(assessment: Assessment) -> Section:
         point = failure.cell.point
         counts.setdefault(point.arm if point else failure.cell.stage, Counter())["failed"] += 1
     columns = ("planned", "finished", "diverged", "failed", "not run")
-    text = f"Plan {sweep.plan.name}, locked with hash {locked.hash[:12]}."
+    text = f"Plan {sweep.plan.name}, locked with hash {locked.hash[:12]}"
+    text += "." if locked.origin else f", {'; '.join(map(_when, locked.moments))}."
     if changes := [change for version in locked.history[1:] for change in version.changes]:
         seen = count(max(version.published for version in locked.history[1:]), "result")
         text += f" Changed after up to {seen} could have been seen: {'; '.join(changes)}."
@@ -240,6 +242,11 @@ def execution(assessment: Assessment) -> Section:
         tables=[table for table in tables if table.rows],
         numbers={"counts": {name: dict(row) for name, row in counts.items()}, "problems": problems},
     )
+
+
+def _when(moment: Moment | None) -> str:
+    """When a version of a plan was locked."""
+    return "at a time that was not recorded" if moment is None else str(moment)
 
 
 def _troubled(sweep: Sweep) -> list[tuple[str, str, str]]:

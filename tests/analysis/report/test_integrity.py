@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from reading import grid_results, numbers
+from reading import grid_results, numbers, text_of
 from synthetic import cell, edit_plan, publish, result, write_sweep
 
 from analysis.report.assessment import load_assessment
@@ -71,6 +71,19 @@ def test_a_result_that_contradicts_the_plan_is_left_out_and_gives_no_verdict(run
 def test_cells_removed_from_the_plan_give_no_verdict_even_with_a_new_hash(runs):
     edit_plan(runs, lambda document: document["cells"].pop())
     assert_no_verdict(runs, "plan.json: its cells are not those of its grid", "its id is not in the plan")
+
+
+def test_the_page_says_when_the_plan_was_locked_and_at_which_commit(runs):
+    assert "at a time that was not recorded" in text_of(runs)
+    moment = {"time": "2026-01-02T03:04:05+00:00", "commit": "ab" * 20}
+
+    def record(document):
+        document["locked"] = {document["hash"]: moment}
+
+    edit_plan(runs, record, rehash=False)
+    assert f"2026-01-02 03:04:05+00:00 at commit {'ab' * 20}" in text_of(runs)
+    plan = numbers(runs)["plan"]
+    assert (plan["locked"], plan["recomputed"]) == ([moment], True)
 
 
 def test_a_forged_failure_does_not_drop_a_pair(runs):

@@ -1,6 +1,8 @@
 """The locked plan and its history."""
 
 import json
+import subprocess
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -93,7 +95,7 @@ def test_changes_before_the_first_cell_are_not_recorded(locked, runs):
     assert second["hash"] != first["hash"]
     assert len(second["history"]) == 1
     (runs / "plan.json").write_text("scribbled")
-    assert locked()[1] == first
+    assert locked()[1]["hash"] == first["hash"]
 
 
 def test_a_change_is_recorded_with_the_number_of_published_results(locked, runs):
@@ -120,6 +122,35 @@ def test_a_change_is_recorded_with_the_number_of_published_results(locked, runs)
     assert read.recomputed
     assert read.changed_after_results
     assert [version.plan.primary.alpha for version in read.history] == [0.05, 0.01, 0.05]
+
+
+def test_a_plan_says_when_and_at_which_commit_each_version_was_locked(locked, runs, tmp_path, monkeypatch):
+    """Neither is part of the plan: the hash is that of a folder outside of git."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    outside = locked()[1]
+    (runs / "plan.json").unlink()
+    file = tmp_path / "tracked"
+    file.write_text("one")
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "tracked"), ("commit", "-qm", "one")):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    first, file_before = locked()[1], (runs / "plan.json").read_bytes()
+    assert first["hash"] == outside["hash"]
+    file.write_text("two")
+    locked()
+    assert (runs / "plan.json").read_bytes() == file_before  # the time is that of the first lock
+    begin(runs, results=1)
+    locked(grid={"replicates": 3})
+    first_moment, last_moment = LockedPlan.read(runs / "plan.json").moments
+    commit = head.stdout.strip()
+    assert [first_moment.commit, last_moment.commit] == [commit, f"{commit}-dirty"]
+    (unknown,) = outside["locked"].values()
+    assert unknown["commit"] is None
+    times = [datetime.fromisoformat(one) for one in (unknown["time"], first_moment.time, last_moment.time)]
+    assert times == sorted(times)
+    assert datetime.now(UTC) - times[0] < timedelta(minutes=10)
 
 
 def test_a_change_before_any_result_was_published_changed_nothing_after_results(locked, runs):
