@@ -16,8 +16,8 @@ _OF_ERROR = 0.01
 # What an arm gains in its evaluations more than in its rollouts, beyond what the control does, as a share of
 # how far rollouts move; at most .3 in published sweeps.
 _FAR = 0.5
-# Differences of pairs that agree to this share of their mean are made, not run.
-_EQUAL = 1e-6
+# Differences of pairs that agree to this share of their mean, as with rounding, are made, not run.
+_EQUAL = 1e-3
 _SETTING = "data.eval_size"
 
 
@@ -60,7 +60,7 @@ def _equal_differences(grid: Sequence[Run], plan: Plan, metrics: Sequence[str]) 
             and np.ptp(values) <= _EQUAL * abs(values[0])
         ):
             beta, name = plan.grid.beta[index], "KL" if key == schema.KL else key
-            text = f"the {name} of {arm} less that of {plan.primary.control} is {values[0]:g} in all"
+            text = f"the {name} of {arm} less that of {plan.primary.control} is {values[0]:.3g} in all"
             yield Problem(f"{text} {len(values)} pairs at β = {beta:g}, which runs do not show", serious=True)
 
 

@@ -126,21 +126,26 @@ def sentence_of(assessment: Assessment) -> str:
 
 def meaning_of(assessment: Assessment) -> Iterator[str]:
     """What the title's numbers are, in sentences."""
-    if assessment.withheld or not assessment.comparisons:
+    if not assessment.comparisons:
         return
     first = assessment.comparisons[0]
+    prompts = None if first.pairs.prompts is None else first.pairs.prompts.shape[1]
+    of = f"the {count(prompts, 'prompt')} that were" if prompts else "the prompts that were"
+    if assessment.withheld:
+        yield f"The intervals of this page are over seeds, for {of} evaluated."
+        return
     by_kl = first.primary.claim.key == schema.KL
     yield (
         "The KL to the reference decides, in nats per completion; lower is better."
         if by_kl
         else "J = reward − β·KL is what training maximises."
     )
-    prompts = None if first.pairs.prompts is None else first.pairs.prompts.shape[1]
-    of = f"the {count(prompts, 'prompt')} that were" if prompts else "the prompts that were"
     yield (
         f"Differences are means over β of matched runs. The intervals of this answer are "
         f"{level_of(first.primary)}, over seeds, for {of} evaluated."
     )
+    if narrow := [one.pairs.treatment for one in assessment.comparisons if _of_these_prompts(one.primary)]:
+        yield f"Over seeds and prompts, {' and '.join(narrow)} may be as good as the control: see the table."
     ranked = [one.pairs.treatment for one in assessment.comparisons if one.primary.by_ranks]
     if ranked:
         yield f"Those of {', '.join(ranked)} are of ranks, as runs diverged."
@@ -157,6 +162,13 @@ def meaning_of(assessment: Assessment) -> Iterator[str]:
 def level_of(verdict: Verdict) -> str:
     """The level of the intervals of a page."""
     return f"{100 * (1 - verdict.level):.5g} %"
+
+
+def _of_these_prompts(verdict: Verdict) -> bool:
+    """Whether a difference is clear on the prompts that were evaluated, and not on others like them."""
+    both = verdict.over_prompts and verdict.over_prompts.interval(1 - verdict.level)
+    clear = verdict.outcome in (Outcome.BETTER, Outcome.WORSE)
+    return bool(clear and both and both.low <= 0 <= both.high)
 
 
 def _less(verdict: Verdict, margin: float) -> bool:

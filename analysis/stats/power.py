@@ -135,25 +135,21 @@ class Design:
         return sizes[place] if place < len(sizes) else None
 
 
-def swap_p_values(
-    sums: FloatArray, *, two_sided: bool = True, resamples: int = 999, seed: int = 0
-) -> FloatArray:
+def swap_p_values(sums: FloatArray, *, resamples: int = 999) -> FloatArray:
     """p-values of many swap tests with the same number of units, for simulations; see `swap_test`.
 
     Args:
         sums: Contributions of each unit, shape [sweeps, units].
-        two_sided: Whether small sums are evidence against the null hypothesis, too.
         resamples: Number of random swaps; all swaps are enumerated if there are no more.
-        seed: Seed of the random swaps.
     """
     units = sums.shape[1]
-    signs, exact = swap_signs(units, resamples, seed)
+    signs, exact = swap_signs(units, resamples)
     # Random swaps are independent between sweeps
-    turned = sums if exact else sums * np.random.default_rng([seed, 1]).choice((-1.0, 1.0), size=sums.shape)
+    turned = sums if exact else sums * np.random.default_rng([0, 1]).choice((-1.0, 1.0), size=sums.shape)
     tolerance = np.abs(sums).max(axis=1, initial=0.0) * TIE
     observed, null = sums.sum(axis=1), signs @ turned.T
     upper, lower = (upper_p(s * observed, s * null, exact=exact, tolerance=tolerance) for s in (1.0, -1.0))
-    return np.minimum(1.0, 2 * np.minimum(upper, lower)) if two_sided else upper
+    return np.minimum(1.0, 2 * np.minimum(upper, lower))
 
 
 # Differences with mean 0, in simulations: name -> draws of a shape.

@@ -88,18 +88,17 @@ def upper_p(
     return np.asarray(((null >= observed - tolerance).sum(axis=0) + extra) / (len(null) + extra))
 
 
-def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, bool]:
+def swap_signs(units: int, resamples: int) -> tuple[FloatArray, bool]:
     """Signs of swaps, shape [swaps, units], and whether they are all possible swaps.
 
     Args:
         units: Number of units that can be swapped.
         resamples: Number of random swaps if enumeration would need more.
-        seed: Seed of the random swaps.
     """
     if units <= math.log2(resamples):  # not 2**units, which can be too large for a float
         patterns = (np.arange(2**units)[:, None] >> np.arange(units)) & 1
         return np.asarray(1.0 - 2.0 * patterns, dtype=np.float64), True
-    return np.random.default_rng(seed).choice((-1.0, 1.0), size=(resamples, units)), False
+    return np.random.default_rng(0).choice((-1.0, 1.0), size=(resamples, units)), False
 
 
 def unit_sums(contributions: FloatArray, units: IntArray | None = None) -> FloatArray:

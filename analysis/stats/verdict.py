@@ -176,7 +176,8 @@ class Verdict:
         does = "does not reject" if self.rejects else "rejects"
         named = "swap test" if isinstance(self.beside, SwapTest) else "t test"
         return (
-            f"The {named} of the same differences {does} at this level: {probability(self.beside.p_value)}."
+            f"The {named} of the same differences of {self.treatment} {does} at this level: "
+            f"{probability(self.beside.p_value)}."
         )
 
     @property

@@ -9,7 +9,7 @@ from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.runs import arms, blocks, completions, hyperparameters, provenance, reading
 from analysis.report.sections.summary import execution, summary
-from analysis.report.sections.tradeoff import happened, tradeoff
+from analysis.report.sections.tradeoff import arm_results, tradeoff
 from analysis.report.sections.training import training_curves, tuning
 from lit_klrb.extensions import extensions, load
 
@@ -20,7 +20,7 @@ ADDED = "lit_klrb.report_sections"
 
 # What each part of the page has, in order; the last part is folded.
 PARTS: dict[str, tuple[Builder, ...]] = {
-    "Answer": (summary, tradeoff, happened),
+    "Answer": (summary, tradeoff, arm_results),
     "Runs": (completions, training_curves, arms, tuning, blocks),
     "Checks": (execution, outcomes, gradient_noise, estimation),
     "More measurements": (),

@@ -211,7 +211,7 @@ _NAMES = {
 }
 
 
-def happened(assessment: Assessment) -> Section | None:
+def arm_results(assessment: Assessment) -> Section | None:
     """Means with intervals over replicates, and matched differences."""
     sweep = assessment.sweep
     # Arms at the same beta are next to each other, as these can be compared

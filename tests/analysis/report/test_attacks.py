@@ -171,11 +171,11 @@ def prompts(kept=16, error=1.0):
 
 
 def shifted(runs):
-    """All runs of an arm are those of the control with a larger reward."""
+    """All runs of an arm are those of the control with a larger reward, rounded."""
     found = grid_results(runs)
     for (arm, *place), made in found.items():
         if arm == ARM:
-            made["final"]["reward"] = found[CONTROL, *place]["final"]["reward"] + 0.6
+            made["final"]["reward"] = round(found[CONTROL, *place]["final"]["reward"] + 0.6, 4)
             publish(runs / "results", settle(made))
 
 

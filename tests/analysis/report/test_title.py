@@ -85,6 +85,33 @@ def test_a_clear_difference_below_the_margin_is_said_to_be(tmp_path):
     assert "The planned margin is ±2.00; RaoBlackwell by less than it." in meaning_of(load_assessment(made))
 
 
+def test_every_page_says_for_which_prompts_and_where_others_may_decide_otherwise(tmp_path):
+    """The arm earns more on each seed, by what it earns on one of eight prompts."""
+
+    def edit(point, made):
+        arm, _, replicate = point
+        final = made["final"]
+        more = np.array([8.0 if arm == "RaoBlackwell" else 0.0, *[0.0] * 7]) + 0.01 * replicate
+        rewards = final["kl"] ** 0.5 + more
+        error = float(rewards.std(ddof=1)) / 8**0.5
+        final |= {"reward": float(rewards.mean()), "reward_se": error, "kl_se": 0.0}
+        return {**made, "prompts": {"reward": rewards.tolist(), "kl": [final["kl"]] * 8}}
+
+    runs = write_sweep(tmp_path, replicates=6, betas={0: 0.1}, edit=edit)
+    assessment = load_assessment(runs)
+    assert assessment.comparisons[0].primary.outcome is Outcome.BETTER
+    first, second, *_ = [line for line in meaning_of(assessment) if "prompts" in line]
+    assert first.endswith("over seeds, for the 8 prompts that were evaluated.")
+    assert second == "Over seeds and prompts, RaoBlackwell may be as good as the control: see the table."
+    lost = grid_results(runs)["MonteCarlo", 0, 0]["id"]
+    (runs / "results" / f"{lost}.json").unlink()
+    partial = load_assessment(runs)
+    assert partial.withheld == "partial sweep"
+    assert [*meaning_of(partial)] == [
+        "The intervals of this page are over seeds, for the 8 prompts that were evaluated."
+    ]
+
+
 def test_where_the_kl_decides_it_is_open_which_arm_ends_nearer(tmp_path):
     runs = write_sweep(tmp_path, estimators=ARMS, replicates=6, primary={"outcome": "kl"})
     assert title_of(load_assessment(runs)).startswith(
