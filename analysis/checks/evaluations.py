@@ -1,6 +1,7 @@
 """Checks of the final evaluations, which results are: their prompts, errors and values, and rollouts."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -31,6 +32,7 @@ def suspicious_evaluations(grid: Sequence[Run], plan: Plan, *, imported: bool) -
     if not any(run.curves or run.settings or run.weights or run.rows for run in grid):
         text = "no run has curves, settings, weights or hashes of its rows: nothing can be checked"
         yield Problem(text, serious=True)
+    yield from _not_recorded(grid)
     yield from _prompts(grid)
     for run, key in product(grid, metrics):
         yield from _errors(run, key)
@@ -62,6 +64,21 @@ def _equal_differences(grid: Sequence[Run], plan: Plan, metrics: Sequence[str]) 
             beta, name = plan.grid.beta[index], "KL" if key == schema.KL else key
             text = f"the {name} of {arm} less that of {plan.primary.control} is {values[0]:.3g} in all"
             yield Problem(f"{text} {len(values)} pairs at β = {beta:g}, which runs do not show", serious=True)
+
+
+def _not_recorded(grid: Sequence[Run]) -> Iterator[Problem]:
+    """Arms some of whose runs lack what others have, and what they could be checked by."""
+    records: dict[str, Callable[[Run], object]] = {
+        "the hash of their weights": lambda run: run.weights,
+        "versions": lambda run: run.versions,
+        "curves of training": lambda run: any(key.startswith("train/") for key in run.curves),
+        "evaluations before the last": lambda run: any(key.startswith("val/") for key in run.curves),
+    }
+    for what, of in records.items():
+        lacking = Counter(run.point.arm for run in grid if not of(run))
+        if 0 < lacking.total() < len(grid):
+            names = ", ".join(f"{count} of {arm}" for arm, count in sorted(lacking.items()))
+            yield Problem(f"runs without {what}, which others have: {names}", serious=True)
 
 
 def _prompts(grid: Sequence[Run]) -> Iterator[Problem]:

@@ -149,7 +149,7 @@ def swap_p_values(sums: FloatArray, *, resamples: int = 999) -> FloatArray:
     tolerance = np.abs(sums).max(axis=1, initial=0.0) * TIE
     observed, null = sums.sum(axis=1), signs @ turned.T
     upper, lower = (upper_p(s * observed, s * null, exact=exact, tolerance=tolerance) for s in (1.0, -1.0))
-    return np.minimum(1.0, 2 * np.minimum(upper, lower))
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(upper, lower)))
 
 
 # Differences with mean 0, in simulations: name -> draws of a shape.

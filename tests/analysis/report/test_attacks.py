@@ -308,6 +308,18 @@ WITHHELD = {
         change(ARM, lambda made: made["final"].update(kl=0.4), settled=True),
         "all 10 runs of RaoBlackwell have the same KL, 0.4",
     ),
+    "no training in one arm": (
+        change(ARM, lambda made: [made["curves"].pop(f"train/{key}") for key in ("reward", "kl")]),
+        "runs without curves of training, which others have: 10 of RaoBlackwell",
+    ),
+    "no versions in one arm": (
+        change(ARM, lambda made: made.update(versions={})),
+        "runs without versions, which others have: 10 of RaoBlackwell",
+    ),
+    "no weights in one arm": (
+        change(CONTROL, lambda made: made.update(weights_sha256=made["id"])),
+        "runs without the hash of their weights, which others have: 10 of RaoBlackwell",
+    ),
     "nothing to check": (bare, "nothing can be checked"),
     "an evaluation far from the rollouts": (
         change(ARM, lambda made: made["final"].update(reward=made["final"]["reward"] + 1.5), settled=True),
