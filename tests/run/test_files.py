@@ -110,14 +110,6 @@ def test_a_kill_between_two_moves_loses_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_process_id_of_a_container_is_no_obstacle(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    killed_in_new_folder(tmp_path / "model", earlier=False)
-    with new_folder(tmp_path / "model") as partial:
-        (partial / "weights").write_text("new")
-    assert (tmp_path / "model" / "weights").read_text() == "new"
-
-
 def test_a_name_that_is_too_long_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").touch()

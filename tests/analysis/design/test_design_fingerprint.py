@@ -43,12 +43,6 @@ def test_values_without_a_canonical_form_are_refused(value):
         digest({"a": value})
 
 
-def test_a_config_is_read_with_its_interpolations_resolved(tmp_path):
-    path = tmp_path / "stage.yaml"
-    path.write_text("width: 3\nmodel: {n: '${width}', rate: 1e-4}\n")
-    assert read_config(str(path), {}) == {"width": 3, "model": {"n": 3, "rate": 1e-4}}
-
-
 def test_overrides_replace_and_add_keys_of_a_config(tmp_path):
     path = tmp_path / "stage.yaml"
     path.write_text("width: 3\nmodel: {n: '${width}', rate: 1e-4}\n")

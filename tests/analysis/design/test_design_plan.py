@@ -236,12 +236,6 @@ def test_seeds_are_addressed():
     assert (cell_seed(0, "sft"), cell_seed(0, "rloo", 1, 2)) == (3640312004, 2570763381)
 
 
-def test_the_demo_is_a_plan(request):
-    demo = read_plan(request.config.rootpath / "configs" / "demo" / "sweep.yaml")
-    assert [*demo.stages] == ["sft", "dpo", "study", "rloo"]
-    assert demo.starting_points == ["sft", "dpo"]
-
-
 def test_an_override_of_a_stage_changes_its_cells_and_those_that_start_from_it(plan):
     one = by_point(plan())
     changed = by_point(plan(("config: dpo.yaml,", "config: dpo.yaml, overrides: {trainer.max_steps: 9},")))

@@ -74,7 +74,6 @@ MALFORMED = [
     lambda document: document.update(cells={"a": 1}),
     lambda document: document["content"]["plan"].update(more=1),
     lambda document: document["history"].insert(0, {**document["history"][0], "plan": 3}),
-    set_grid(replicates=10**12),
     set_grid(beta={"x": 0.1}),
     set_grid(beta={"0": 1e308}),
     set_primary(alpha="x"),
