@@ -5,7 +5,8 @@ grad log p(y_t), with or without that token's importance ratio; that of k3; and 
 own-token gradients, which omit the effect of tokens on later KLs.
 
 OpenRLHF is read at commit d3d1920 (pull request 1309; openrlhf/models/utils.py), NeMo-RL at commit 7ea279a
-(nemo_rl/algorithms/loss/loss_functions.py), both of August 2026; docs/other_software.md has more.
+(nemo_rl/algorithms/loss/loss_functions.py), both of August 2026;
+replication/evidence/released_losses.md has more.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,8 @@
 usage: python -m benchmarks.peers [--wheels FOLDER] [--snapshots FOLDER] [--keep] [software ...]
 
 exit codes: 0 if every verdict is the kept one; 1 if not, or a loss could not be called, with what
-changed; 2 for wrong usage. With --keep the verdicts are kept, and docs/other_software.md is written.
+changed; 2 for wrong usage. With --keep the verdicts are kept, and
+replication/evidence/released_losses.md is written.
 """
 
 import argparse

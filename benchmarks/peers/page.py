@@ -1,4 +1,4 @@
-"""The table of docs/other_software.md, from the kept verdicts."""
+"""The table of replication/evidence/released_losses.md, from the kept verdicts."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from .setting import HOOK
 
-PAGE = Path(__file__).parents[2] / "docs" / "other_software.md"
+PAGE = Path(__file__).parents[2] / "replication" / "evidence" / "released_losses.md"
 BEGIN, END = "<!-- peers: written by make peers -->", "<!-- end of peers -->"
 TITLES = {
     "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "skyrl": "SkyRL", "liger": "Liger",
