@@ -62,6 +62,7 @@ def test_the_functional_names():
         "reward_to_come",
         "forward_kl",
         "jsd",
+        "head_forward_kl",
     )
     for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
         assert callable(getattr(functional, name))

@@ -188,7 +188,7 @@ class ComposedEstimator(RecipesEstimator):
     @property
     @override
     def is_fusable(self) -> bool:
-        return super().is_fusable and self.recipe.pathwise in (None, "kl", "topk")
+        return super().is_fusable and self.applied_recipe.pathwise in (None, "kl", "topk")
 
 
 @dataclass(frozen=True, kw_only=True)

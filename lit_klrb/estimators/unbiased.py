@@ -21,6 +21,8 @@ Divergence = Literal["reverse", "forward", "jsd"]
 _DIVERGENCES: dict[Divergence, str] = {"reverse": "kl", "forward": "forward_kl", "jsd": "jsd"}
 
 _KL = "the gradient of KL(policy || reference)"
+_SAMPLED = "summed over the tokens of the policy's completions"
+_FORWARD = f"the gradient of KL(reference || policy) {_SAMPLED}"
 
 
 @final
@@ -142,12 +144,9 @@ class RaoBlackwell(DiscountedEstimator):
     def optimises(self) -> str | None:
         if self.divergence == "reverse":
             return super().optimises
-        of = {
-            "forward": "KL(reference || policy)",
-            "jsd": f"the Jensen-Shannon divergence ({self.jsd_weight:g})",
-        }
-        sampled = "summed over the tokens of the policy's completions"
-        return f"the gradient of {of[self.divergence]} {sampled}"
+        if self.divergence == "forward":
+            return _FORWARD
+        return f"the gradient of the Jensen-Shannon divergence ({self.jsd_weight:g}) {_SAMPLED}"
 
     @property
     def _own(self) -> list[tuple[str, float]]:
@@ -270,6 +269,13 @@ class RaoBlackwellTopK(TopKEstimator):
     exact; k3(r_t) of a sampled token outside H has the rest as its mean, and r_t grad log p(y_t) the
     gradient of the rest. k = V is `RaoBlackwell`, and so are statistics without a head.
 
+    The forward KL of a token has the same form with p and q exchanged. With w = q / p, the rest is the mean
+    of w log w - w + 1 of a sampled token outside H, and its gradient that of (1 - w) grad log p(y_t).
+
+    Args:
+        divergence: reverse is KL(p || q), forward KL(q || p), which is summed over the tokens of the policy's
+            completions as by `RaoBlackwell`.
+
     Reference:
         Summing the likely categories and sampling the others: Liu, Regier, Tripuraneni, Jordan, McAuliffe
         (2019), "Rao-Blackwellized stochastic gradients for discrete distributions", arXiv:1810.04777. The
@@ -289,9 +295,38 @@ class RaoBlackwellTopK(TopKEstimator):
         (tensor([0.1581, 0.2881, 0.2881]), tensor(0.2231))
     """
 
+    divergence: Literal["reverse", "forward"] = "reverse"
+
     recipe = Recipe(value="topk", score=(Term("topk", "after"),), pathwise="topk")
     estimate: ClassVar[str] = "sum_H (p r - p + q) + [y_t not in H] k3(r_t)"
     explanation = Explanation(
         optimises=_KL,
         caution="between MonteCarloRewardToGo (k small) and RaoBlackwell (k = V) in variance",
     )
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.divergence not in ("reverse", "forward"):
+            problem = f"must be reverse or forward with a head, got {self.divergence!r}"
+            raise ConfigurationError(problem, key="divergence")
+
+    @property
+    @override
+    def applied_recipe(self) -> Recipe:
+        if self.divergence == "reverse":
+            return super().applied_recipe
+        value = "forward_topk"
+        return Recipe(value, (Term(value, "after", discount=self.discount),), value)
+
+    @property
+    @override
+    def optimises(self) -> str | None:
+        return super().optimises if self.divergence == "reverse" else _FORWARD
+
+    @property
+    @override
+    def formula(self) -> str:
+        if self.divergence == "reverse":
+            return super().formula
+        return f"{self.applied_recipe.formula}, K_t that of KL(q || p)"

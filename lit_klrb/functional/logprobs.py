@@ -49,14 +49,25 @@ class HeadSums(NamedTuple):
     head_mass: Tensor
     ref_head_mass: Tensor
     in_head: Tensor
+    head_forward_kl: Tensor
 
     @staticmethod
-    def of(logprobs: Tensor, ref_logprobs: Tensor, tokens: Tensor, sampled: Tensor) -> "HeadSums":
-        """The sums from the head's log-probabilities and tokens [..., k], and the sampled tokens [...]."""
-        mass = probabilities_of(logprobs)
+    def of(
+        logprobs: Tensor, ref_logprobs: Tensor, tokens: Tensor, sampled: Tensor, masses: Tensor | None = None
+    ) -> "HeadSums":
+        """The sums from the head's log-probabilities and tokens [..., k], and the sampled tokens [...].
+
+        The probabilities `masses` are those of `logprobs` unless they are given.
+        """
+        masses = probabilities_of(logprobs) if masses is None else masses
         inside = (tokens == sampled.unsqueeze(-1)).any(-1)
-        ref_mass = ref_logprobs.exp().sum(-1)
-        return HeadSums(kl_sum(logprobs, ref_logprobs, mass), mass.sum(-1), ref_mass, inside.to(mass.dtype))
+        return HeadSums(
+            kl_sum(logprobs, ref_logprobs, masses),
+            masses.sum(-1),
+            ref_logprobs.exp().sum(-1),
+            inside.to(masses.dtype),
+            kl_sum(ref_logprobs, logprobs, probabilities_of(ref_logprobs)),
+        )
 
 
 class TokenStats(NamedTuple):
@@ -80,6 +91,7 @@ class TokenStats(NamedTuple):
             not computed.
         jsd: The Jensen-Shannon divergence JSD_w / (w (1 - w)) of p and q in nats, shape [B, T]; None without
             its weight w, see `jsd_sum`.
+        head_forward_kl: Sum of q log(q / p) - q + p over H, shape [B, T]; never negative.
     """
 
     logprobs: Tensor
@@ -95,6 +107,7 @@ class TokenStats(NamedTuple):
     reward_to_come: Tensor | None = None
     forward_kl: Tensor | None = None
     jsd: Tensor | None = None
+    head_forward_kl: Tensor | None = None
 
     def detach(self) -> "TokenStats":
         """The same statistics, detached from the graph."""

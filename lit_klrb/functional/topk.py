@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.kl import kl_k3_per_token
+from lit_klrb.functional.kl import MAX_EXPONENT, kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
 
 
@@ -22,6 +22,15 @@ def head_excess(stats: TokenStats) -> Tensor:
     excess = stats.kl if stats.head_kl is None else stats.head_kl
     if excess is None:
         raise ConfigurationError("stats.head_kl is None; this estimate needs statistics with topk")
+    return excess
+
+
+def head_forward_excess(stats: TokenStats) -> Tensor:
+    """As `head_excess` with p and q exchanged: of the forward KL, KL(q || p)."""
+    excess = stats.forward_kl if stats.head_kl is None else stats.head_forward_kl
+    if excess is None:
+        problem = "is None; this estimate needs statistics with topk"
+        raise ConfigurationError(problem, key="stats.head_forward_kl")
     return excess
 
 
@@ -48,6 +57,19 @@ def sampled_tail(stats: TokenStats) -> Tensor:
     log_ratio = stats.logprobs - stats.ref_logprobs
     k3 = kl_k3_per_token(stats.logprobs, stats.ref_logprobs)
     return sampled_term(stats, outside_head(stats, k3), outside_head(stats, log_ratio))
+
+
+def sampled_forward_tail(stats: TokenStats) -> Tensor:
+    """The rest of `head_forward_excess` as a term of the sampled token, of which it is the mean.
+
+    With w = q / p, the value is w log w - w + 1, which is never negative, and the gradient that of its
+    importance weight and of w: (1 - w) grad log p(y_t).
+    """
+    # As in k3, far below what is likely to be sampled, `exp` would overflow
+    log_ratio = (stats.logprobs - stats.ref_logprobs).clamp(min=-MAX_EXPONENT)
+    weight = (-log_ratio).exp()
+    value = torch.where(weight > 0, (-weight * log_ratio - torch.expm1(-log_ratio)).clamp(min=0), 1)
+    return sampled_term(stats, outside_head(stats, value), outside_head(stats, 1 - weight))
 
 
 def kl_topk(stats: TokenStats) -> Tensor:

@@ -31,7 +31,7 @@ from lit_klrb.studies.estimation import PROMPTS_PER_PASS
 from replication.studies.base import Study
 
 # Statistics of the head of a `TopK`.
-HEAD = ("head_kl", "head_mass", "ref_head_mass", "in_head")
+HEAD = ("head_kl", "head_mass", "ref_head_mass", "in_head", "head_forward_kl")
 
 
 class Sample(NamedTuple):

@@ -189,7 +189,13 @@ def carried_to_logits(
 ) -> Tensor:
     """The gradient in the logits, from each row's gradient in its statistics times its probability."""
     logits, current = case.current(topk, jsd)
-    names = ["logprobs", "kl", "forward_kl", "expected_value", *(("head_kl", "head_mass") if topk else ())]
+    names = [
+        "logprobs",
+        "kl",
+        "forward_kl",
+        "expected_value",
+        *((("head_kl", "head_mass", "head_forward_kl")) if topk else ()),
+    ]
     names += [] if jsd is None else ["jsd"]
     leaves, outputs = ([getattr(stats, name) for name in names] for stats in (leaf, current))
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)

@@ -71,6 +71,20 @@ def test_the_expected_gradient_is_that_of_the_sampled_sum(name, case, discount):
         assert (gradient - expected).abs().max() < TOLERANCE, (behind, off_policy, group_size, variation)
 
 
+@pytest.mark.parametrize("support", ["policy", "reference"])
+@pytest.mark.parametrize("discount", [0.5, 1.0])
+def test_the_forward_kl_of_a_head_and_a_sampled_tail_has_the_same_gradient(discount, support):
+    case, expected = CASES["markov"], target(CASES["markov"], SETTINGS["forward"], discount)
+    settings = {"divergence": "forward", "discount": discount, "support": support}
+    for (behind, off_policy), k, variation in itertools.product(MODES, (1, 2, 3), VARIATIONS):
+        estimator = RaoBlackwellTopK(k=k, off_policy=off_policy, baseline=None, **settings)
+        how = {"off_policy": behind, "beta": None, "variation": variation}
+        gradient = expected_gradient(case, estimator, 1, **how)
+        assert (gradient - expected).abs().max() < TOLERANCE, (behind, off_policy, k, variation)
+    with pytest.raises(ConfigurationError, match=r"^divergence: must be reverse or forward with a head"):
+        RaoBlackwellTopK(divergence="jsd")
+
+
 def test_the_targets_differ_and_the_ends_are_the_kls():
     case = CASES["markov"]
     targets = {name: target(case, settings, 1.0) for name, settings in SETTINGS.items()}

@@ -220,6 +220,7 @@ class Plain:
             parts = [(p[at], q[at]) for (p, q), at in zip(rows, heads, strict=True)]
             fields |= {
                 "head_kl": [self.divergence(p, q) + q.exp().sum() - p.exp().sum() for p, q in parts],
+                "head_forward_kl": [self.divergence(q, p) + p.exp().sum() - q.exp().sum() for p, q in parts],
                 "head_mass": [p.exp().sum() for p, _ in parts],
                 "ref_head_mass": [q.exp().sum() for _, q in parts],
                 "in_head": (heads == tokens).any(1),
@@ -368,7 +369,9 @@ def check_loss(given: Input) -> None:
     divergence = plain.stats.kl if plain.stats.jsd is None else plain.stats.jsd
     finite = torch.where(divergence.isfinite(), kl, 0)
     loss, stats = call(kl_weights=finite.to(device))
-    expected = plain.stats._replace(**dict.fromkeys(("head_kl", "head_mass", "ref_head_mass", "in_head")))
+    expected = plain.stats._replace(
+        **dict.fromkeys(("head_kl", "head_mass", "ref_head_mass", "in_head", "head_forward_kl"))
+    )
     same_fields(stats, expected, case.dtype, "tiled_policy_loss")
     terms = [(score, expected.logprobs), (finite, divergence)]
     terms += [(value, expected.expected_value)] if case.valued else []

@@ -64,6 +64,13 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(kind, tiled, k):
             for estimator in estimators:
                 for gradient in expected_gradients(estimator, module, tiled)[0]:
                     assert (gradient - wanted).abs().max().item() < 1e-10
+        settings = {"divergence": "forward", "allow_biased": True}
+        module.pair = pair_of(policy, teacher)
+        (wanted, _), *_ = expected_gradients(RaoBlackwell(**settings), module, tiled)
+        module.pair = pair_of(policy, served=remote)
+        estimator = RaoBlackwellTopK(k=k, support="reference", **settings)
+        for gradient in expected_gradients(estimator, module, tiled)[0]:
+            assert (gradient - wanted).abs().max().item() < 1e-10
     assert all(question["prompt_logprobs"] == k for question in server.questions)
 
 

@@ -192,7 +192,8 @@ def _recompute(
         constant = constant - weighted(jsd, stats.jsd_slope)
     at_head = None
     if heads is not None:
-        at_all, at_head = heads.gradient(slopes.get("head_kl", nothing), slopes.get("head_mass"))
+        of_head = slopes.get("head_kl", nothing), slopes.get("head_mass"), slopes.get("head_forward_kl")
+        at_all, at_head = heads.gradient(*of_head)
         constant = constant + at_all
     coefficients = torch.stack([constant.to(dtype), -kl, -entropy, -forward, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)

@@ -43,8 +43,8 @@ class Tile(NamedTuple):
 
         Args:
             slopes: Derivatives of the loss with respect to fields of `TokenStats`, shape [N]: to logprobs, kl
-                or with its weight jsd or with `topk` head_kl and head_mass, and expected_value. Those that
-                are not there are 0.
+                or with its weight jsd or with `topk` those over the head, and expected_value. Those
+                that are not there are 0.
             gradients: Receives the gradients.
         """
         tiled, policy = self.tiled, self.tiled.policy
@@ -58,7 +58,8 @@ class Tile(NamedTuple):
         gradient_of = fused(block_gradient, score.device)
         at_all, at_head = None, None
         if self.heads is not None:
-            at_all, at_head = self.heads.gradient(kl_weights, slopes.get("head_mass"))
+            of_head = kl_weights, slopes.get("head_mass"), slopes.get("head_forward_kl")
+            at_all, at_head = self.heads.gradient(*of_head)
             kl_weights = nothing
         coefficients = self._coefficients(score, kl_weights, value_weights, at_all)
         for index, block in enumerate(policy.blocks()):

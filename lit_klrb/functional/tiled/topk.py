@@ -1,12 +1,11 @@
 """The k most likely tokens of every row, collected block by block, and the gradients of sums over them."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_klrb.functional.logprobs import HeadSums, TopK
+from lit_klrb.functional.logprobs import HeadSums, TopK, probabilities_of
 from lit_klrb.functional.tiled.blocks import RowStats
 
 
@@ -47,42 +46,46 @@ class Candidacy:
         """The heads of all tiles, in the order of their rows; the candidates are dropped."""
         tiles = [self._tiles.pop(start) for start in sorted(self._tiles)]
         tokens, logits, ref_logits = (torch.cat(fields) for fields in zip(*tiles, strict=True))
-        logprobs, ref_logprobs = (
-            logits - stats.normaliser[:, None],
-            ref_logits - stats.ref_normaliser[:, None],
-        )
-        # What counts as 0 in the dtype of the logits, see `probabilities_of`, has to be 0 in float64
-        least = math.log(torch.finfo(logits.dtype).tiny)
-        return TopKRows(tokens, logprobs.masked_fill(logprobs < least, -torch.inf), ref_logprobs)
+        logprobs = logits - stats.normaliser[:, None]
+        ref_logprobs = ref_logits - stats.ref_normaliser[:, None]
+        # What counts as 0 in the dtype of the logits has to be 0 in float64
+        return TopKRows(tokens, logprobs, ref_logprobs, probabilities_of(logprobs, logits.dtype))
 
 
 class TopKRows(NamedTuple):
-    """The head of each row: tokens and their log-probabilities in float64, shape [N, k]."""
+    """The head of each row: tokens, their log-probabilities in float64, the policy's masses, shape [N, k]."""
 
     tokens: Tensor
     logprobs: Tensor
     ref_logprobs: Tensor
+    masses: Tensor
 
     def sums(self, sampled: Tensor) -> HeadSums:
         """The fields of `TokenStats` for sampled tokens [N], in float64."""
-        return HeadSums.of(self.logprobs, self.ref_logprobs, self.tokens, sampled)
+        return HeadSums.of(self.logprobs, self.ref_logprobs, self.tokens, sampled, self.masses)
 
-    def gradient(self, of_kl: Tensor, of_mass: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Gradient in the logits of the weighted sum of `head_kl` and `head_mass`, weights [N].
+    def gradient(
+        self, of_kl: Tensor, of_mass: Tensor | None, of_forward: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient in the logits of the weighted sum of three sums over the head, weights [N].
 
-        With r the log ratio, the derivatives of head_kl and head_mass by the logit of token v are
-        p_v ([v in H] r_v - sum_H p r) and p_v ([v in H] - sum_H p).
+        With r the log ratio, those of head_kl, head_mass and head_forward_kl by the log-probability of a
+        token in H are p r, p and p - q; that by the logit of v subtracts p_v times the sum over H.
 
         Returns:
             A factor of p at all tokens, shape [N], and the rest, which is at the head's tokens, [N, k].
         """
-        masses = self.logprobs.exp()
+        masses = self.masses
         products = torch.where(masses > 0, masses * (self.logprobs - self.ref_logprobs), 0)
         of_kl = of_kl[:, None]
         # A weight of 0 must give 0, even if a log ratio is infinite
         slopes = torch.where(of_kl == 0, 0, of_kl * products)
         if of_mass is not None:
             slopes = slopes + of_mass[:, None] * masses
+        if of_forward is not None:
+            ref_masses = probabilities_of(self.ref_logprobs)
+            infinite = ((self.logprobs == -torch.inf) & (ref_masses > 0)).any(1) & (of_forward != 0)
+            slopes = slopes + of_forward.masked_fill(infinite, torch.nan)[:, None] * (masses - ref_masses)
         return -slopes.sum(1), slopes
 
     def scatter(self, slopes: Tensor, gradient: Tensor, block: slice) -> None:
