@@ -1,7 +1,7 @@
 """Training in several processes (DDP, FSDP2): gathering the quantities that couple sequences.
 
 Every process has its own prompts, and score weights are computed on the rollouts of all processes. Each
-samples its share of an evaluation and has the completions of all, so metrics need no reduction.
+samples its slice of an evaluation and has the completions of all, so metrics need no reduction.
 """
 
 import ctypes
@@ -119,9 +119,9 @@ def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
 
 
 def share(count: int) -> tuple[slice, int]:
-    """This process's share of some rows, and how many of them are for `gather_rows`.
+    """This process's slice of some rows, and how many of them are for `gather_rows`.
 
-    A share has one row at least, which is then for no one: processes that divide a model run it together.
+    It has at least one row, which is then not gathered: processes that divide a model run it together.
 
     Example:
         >>> share(3)

@@ -199,9 +199,9 @@ def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
         names: Its files, and its folders with all that is in them; links are not followed.
     """
     for name in names:
-        place = folder / name
+        path = folder / name
         beside = folder.glob(f".{glob.escape(name)}.*{PARTIAL}")
-        within = place.rglob(f".*{PARTIAL}") if place.is_dir() and not place.is_symlink() else ()
+        within = path.rglob(f".*{PARTIAL}") if path.is_dir() and not path.is_symlink() else ()
         for partial in (*beside, *within):
             if _UNFINISHED.search(partial.name):
                 partial.unlink(missing_ok=True)
