@@ -15,7 +15,7 @@ KEYS = {
     "model.completions_per_prompt": "N  completions sampled per prompt",
     "model.max_new_tokens": "N  maximum length of a completion",
     "model.learning_rate": "NUMBER  of AdamW",
-    "data": "CLASS      PromptDataModule, PreferenceDataModule, ReviewDataModule, TextPairDataModule, ...",
+    "data": "CLASS      PromptDataModule, PreferenceDataModule, TextDataModule, TextPairDataModule, ...",
     "data.source": "PATH  a .jsonl, .json, .csv, .tsv, .parquet or .txt file, a folder, or a hub id",
     "data.batch_size": "N  examples or prompts per step",
     "trainer.max_steps": "N  optimizer steps",

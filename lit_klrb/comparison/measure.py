@@ -15,7 +15,7 @@ from lit_klrb.data.columns import TEXT
 from lit_klrb.data.encode import encode
 from lit_klrb.data.kinds import parse_rows
 from lit_klrb.data.prompts import Prompt, read_prompts
-from lit_klrb.data.rows import RawRow, read_files, suffix_of
+from lit_klrb.data.rows import RawRow, Table, suffix_of
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError
@@ -38,7 +38,7 @@ def read_rows(key: str, source: str, limit: int = 0) -> list[RawRow]:
     path = local_path(source, key)
     if not path.exists():
         raise ConfigurationError(f"{source} does not exist", key=key)
-    rows: Iterable[RawRow] = read_files(key, [path])
+    rows: Iterable[RawRow] = Table(key, [path])
     if suffix_of(path) == ".txt":
         rows = ({key.removesuffix("s"): row["text"]} for row in rows if str(row["text"]).strip())
     read = list(islice(rows, limit or None))

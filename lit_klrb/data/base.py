@@ -109,7 +109,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             raise ConfigurationError(problem, key="split")
         # Upper bound of the numbers of rows, where not all of them are read
         self.at_most: int | None = None
-        self.reviews: dict[str, Sequence[Row]] = {}
+        self.rows: dict[str, Sequence[Row]] = {}
         # What became of the rows of each split
         self.selections: dict[str, Selection] = {}
         self._said = set[str]()
@@ -190,8 +190,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         """
         self._preview = learner
         for split in SPLITS["fit"]:
-            if split not in self.reviews:
-                self.reviews[split] = self.load(split)
+            if split not in self.rows:
+                self.rows[split] = self.load(split)
         self.examined = {split: self.examples(split) for split in SPLITS["fit"]}
         about = {"kind": self.contents[0], "first": self.visible(self.examined["train"][0])}
         return self.selections["train"].summary() | about
@@ -231,9 +231,9 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         self.check_module(stage)
         for split in SPLITS[stage]:
             if stage == "predict" and self.want == "prompts" and (given := given_prompts(self.origin)):
-                self.reviews[split] = given
+                self.rows[split] = given
             else:
-                self.reviews[split] = self.load(split)
+                self.rows[split] = self.load(split)
 
     def check_module(self, stage: str) -> None:
         """Check that the module reads what the batches contain."""
@@ -335,7 +335,7 @@ class WholeTexts(GivenAnswers, ABC):
         def make(index: int, row: Row) -> Any:
             return self.encoded(reader, row, self.selections[split])
 
-        return self.read(split, self.reviews[split], make, limit)
+        return self.read(split, self.rows[split], make, limit)
 
     def classified(self, reader: Reader, row: Row, selection: Selection) -> list[list[int]]:
         """Token ids of the texts of a row, for a classifier; a row that is cut counts once."""

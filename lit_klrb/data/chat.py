@@ -20,6 +20,8 @@ from lit_klrb.errors import ConfigurationError, brief, is_exhausted
 Message = Mapping[str, Any]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 TURNS = USER, ASSISTANT
+# What stands between a question, what it is about, and its answer, if they are texts
+JOINT = "\n\n"
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
 # Other names of these roles, in any case of letters
 SPEAKERS = {
@@ -28,8 +30,8 @@ SPEAKERS = {
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "function_call", "tool_call"), ASSISTANT),
     **dict.fromkeys(("function", "observation", "ipython", "function_response", "tool_response"), "tool"),
 }
-# Messages that a table in text has as JSON, or as Python prints them
-LISTED = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]""")
+# Messages, or one, that a table in text has as JSON, or as Python prints them
+LISTED = re.compile(r"""\s*(\[\s*\{\s*['"](role|content|from|value)|\{\s*['"]role)['"]\s*:""")
 # What marks an answer, or a row, as not to be trained on, by the entry that says so
 MARKS = dict.fromkeys(("weight", "train", "trainable", "training", "loss", "loss_mask"), False)
 MARKS["masked"] = True
@@ -46,27 +48,30 @@ class Conversation:
     """Messages with roles, as TRL and chat templates have them."""
 
     messages: tuple[Message, ...]  # at least one
-    place: str  # where they come from, for error messages
+    origin: str  # where they come from, for error messages
     # What the template reads beside them: `chat_template_kwargs`, and the row's tools
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, place: str, value: Any, tools: Any = None) -> Self:
-        """A conversation of a value of unknown origin, see `messages_of`.
-
-        Args:
-            place: Where it comes from.
-            value: A list of messages, one message, or texts that user and assistant say in turn.
-            tools: What the assistant may call, for the template: a list, or one as JSON.
-
-        Raises:
-            LeftOutError: If it is something else.
-        """
+    def read(cls, origin: str, value: Any, tools: Any = None) -> Self:
+        """A conversation of a value as in `messages_of`, with the tools of its row, which may be JSON."""
         try:
             tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
         except ValueError:
             raise LeftOutError("the tools are not JSON") from None
-        return cls(tuple(messages_of(value)), place, {"tools": tools} if tools else {})
+        return cls(tuple(messages_of(value)), origin, {"tools": tools} if tools else {})
+
+    @classmethod
+    def of(cls, text: str, role: str, origin: str) -> Self:
+        """A text as a message."""
+        return cls(({"role": role, "content": text.removesuffix(JOINT)},), origin)
+
+    def before_answer(self) -> Self:
+        """The conversation without the last answer."""
+        *earlier, last = self.messages
+        if last["role"] == ASSISTANT and not earlier:
+            raise LeftOutError("no message before the assistant's")
+        return replace(self, messages=tuple(earlier)) if last["role"] == ASSISTANT else self
 
     def identity(self) -> str:
         """A hash of the messages, in hexadecimal digits."""
@@ -83,8 +88,7 @@ class Conversation:
     def with_examples(self, examples: Sequence[tuple[str, str]]) -> Self:
         """The conversation after questions with answers, which follow its system message."""
         start = int(self.messages[0]["role"] in ROLES[:2])
-        pairs = [((USER, question), (ASSISTANT, answer)) for question, answer in examples]
-        turns = [{"role": role, "content": text} for pair in pairs for role, text in pair]
+        turns = _in_turn([*chain(*examples)])
         return replace(self, messages=(*self.messages[:start], *turns, *self.messages[start:]))
 
     def prompt(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
@@ -107,7 +111,7 @@ class Conversation:
     def rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
         """The whole text that the chat template makes."""
         if tokenizer.chat_template is None:
-            problem = f"{self.place} is a conversation, but the tokenizer has no chat template"
+            problem = f"{self.origin} is a conversation, but the tokenizer has no chat template"
             remedy = "start from a model whose tokenizer has one, or give texts"
             raise ConfigurationError(f"{problem}; {remedy}", key=key)
 
@@ -143,7 +147,7 @@ def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, An
 
 
 def listed(text: str) -> Any:
-    """The list of messages that a text is, as JSON or as Python prints it; None for other texts.
+    """The messages, or the one, that a text is, as JSON or as Python prints it; None for other texts.
 
     Example:
         >>> listed("[{'role': 'user', 'content': 'Is 7 even?'}]"), listed("[1]")
@@ -167,22 +171,23 @@ def messages_of(value: Any) -> list[Message]:
         >>> messages_of([{"from": "human", "value": "2+2?"}, {"role": "Assistant", "content": "4"}])
         [{'role': 'user', 'content': '2+2?'}, {'role': 'assistant', 'content': '4'}]
     """
-    given = [value] if isinstance(value, Mapping) else value
-    if not isinstance(given, (list, tuple)) or not given:
+    turns = [value] if isinstance(value, Mapping) else value
+    if not isinstance(turns, (list, tuple)) or not turns:
         raise LeftOutError(f"{kind_of(value)} in place of a list of messages")
-    if all(isinstance(text, str) for text in given):
-        said = zip(cycle(TURNS), given, strict=False)
-        return [_message({"role": role, "content": text}) for role, text in said]
+    if all(isinstance(turn, str) for turn in turns):
+        return _in_turn(turns)
     messages = list[Message]()
-    for turn in given:
+    for turn in turns:
         if not isinstance(turn, Mapping):
             raise LeftOutError(f"{kind_of(turn)} in place of a message")
-        if turn.keys() >= {"input", "output"}:
-            said = zip(TURNS, (turn["input"], turn["output"]), strict=True)
-            messages += [_message({"role": role, "content": text}) for role, text in said]
-        else:
-            messages.append(_message(turn))
+        is_pair = turn.keys() >= {"input", "output"}
+        messages += _in_turn((turn["input"], turn["output"])) if is_pair else [_message(turn)]
     return messages
+
+
+def _in_turn(texts: Sequence[str]) -> list[Message]:
+    pairs = zip(cycle(TURNS), texts, strict=False)
+    return [_message({"role": role, "content": text}) for role, text in pairs]
 
 
 def _message(turn: Mapping[str, Any]) -> Message:
@@ -263,12 +268,12 @@ def as_messages(
         >>> as_messages([[{"role": "user", "content": "2+2?"}]], ["4"])["completions"]
         [[{'role': 'assistant', 'content': '4'}]]
     """
-    given, answers = list[list[Message]](), list[list[Message]]()
+    asked, answers = list[list[Message]](), list[list[Message]]()
     for prompt, text in zip(prompts, completions, strict=True):
         begun = prompt[-1]["role"] == ASSISTANT
-        given.append(list(prompt[:-1] if begun else prompt))
+        asked.append(list(prompt[:-1] if begun else prompt))
         answers.append([{"role": ASSISTANT, "content": (prompt[-1]["content"] if begun else "") + text}])
-    return {"prompts": given, "completions": answers}
+    return {"prompts": asked, "completions": answers}
 
 
 def is_unicode(text: str) -> bool:

@@ -42,7 +42,7 @@ WANTED: dict[Want, tuple[str, Form]] = {
     "labels": (TEXT, (TEXT, LABEL)),
 }
 # Columns that change what a prompt means, and that nothing reads; others of a prompt's row reach rewards
-UNHEARD = (*BESIDE, "history", "documents", "image", "images", "audio", "video", "videos")
+UNHEARD = (*BESIDE, "tools", "history", "documents", "image", "images", "audio", "video", "videos")
 # Other names, which a refusal offers to read
 LIKE = {
     MESSAGES: ("data", "chat", "dialogue", "dialog", "turns", CHOSEN),
@@ -62,8 +62,8 @@ def renamed(row: RawRow, columns: Columns) -> RawRow:
         >>> renamed({"info": {"posts": ["a"]}, "system": "b"}, {"prompt": "info.posts.0", "system": None})
         {'info': {'posts': ['a']}, 'prompt': 'a'}
     """
-    found = {name: value for name, value in row.items() if columns.get(name, "") is not None}
-    return found | {name: value for name, path in columns.items() if (value := _at(row, path)) is not None}
+    kept = {name: value for name, value in row.items() if columns.get(name, "") is not None}
+    return kept | {name: value for name, path in columns.items() if (value := _at(row, path)) is not None}
 
 
 def _at(value: Any, path: str | None) -> Any:
@@ -90,10 +90,15 @@ def lacking(row: RawRow, want: Want) -> str:
         targets = (COMPLETION,) if row.keys() & {*ANSWERED} else targets
         if any(lists.values()):
             targets = (MESSAGES,)
-        elif lists.keys() - {CHOSEN} or not any(name in row for target in targets for name in LIKE[target]):
+        elif lists.keys() - {CHOSEN} or not any(_like(row, target) for target in targets):
             targets = PLAIN
-    names = {target: next((n for n in LIKE[target] if n in row), "COLUMN") for target in targets}
-    added = ", ".join(f"{target}: {name}" for target, name in names.items())
+    added = ", ".join(f"{target}: {_like(row, target) or 'COLUMN'}" for target in targets)
     others = ", or write both if another column has the choice" if wanted == WANTED["pairs"][0] else ""
     columns = ", ".join(row) or "none"
     return f"no column {wanted}; its columns: {columns}; add --data.columns '{{{added}}}'{others}"
+
+
+def _like(row: RawRow, target: str) -> str | None:
+    """The column that may be meant, also by its own name in other letters."""
+    columns = {column.lower(): column for column in row if column}
+    return next((columns[name] for name in (target, *LIKE[target]) if name in columns), None)

@@ -25,7 +25,7 @@ from lit_klrb.data.chat import (
     shown,
     strings,
 )
-from lit_klrb.data.kinds import Content, as_chat
+from lit_klrb.data.kinds import Content
 from lit_klrb.data.turns import NO_PROMPT, Span, Turns
 from lit_klrb.errors import ConfigurationError, refusing
 
@@ -243,7 +243,7 @@ class Reader:
     def chat(self, content: Content, role: str, system: str | None = None) -> Conversation:
         """Content without control tokens as a conversation, with system message and template's settings."""
         if isinstance(content, str):
-            content = as_chat(content, role, shown(content))
+            content = Conversation.of(content, role, shown(content))
         # Templates also write calls, thoughts and tools
         for what, values in (("a message contains", content.messages), ("tools contain", content.settings)):
             if control := next(filter(None, map(self._control, strings(values))), None):

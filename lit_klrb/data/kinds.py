@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_klrb.data.chat import (
     ASSISTANT,
+    JOINT,
     MARKS,
     USER,
     Conversation,
@@ -48,11 +49,10 @@ from lit_klrb.data.columns import (
 )
 from lit_klrb.data.rows import RawRow
 
-# What stands between a question, what it is about, and its answer, if they are texts
-JOINT = "\n\n"
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 TEXT_LABELS |= {"negative": 0, "positive": 1, "neg": 0, "pos": 1}
+NOTHING: tuple[Any, ...] = (None, "", [], {})
 LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 
 Content = str | Conversation
@@ -69,7 +69,7 @@ class Row:
     label: int | None = None  # 1 positive, 0 negative, None unknown
     # The other columns of a prompt's row, which reach rewards
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    place: str = field(default="", compare=False, repr=False)  # where it comes from, for messages
+    origin: str = field(default="", compare=False, repr=False)  # where it comes from, for messages
     problem: str = ""  # why it is left out, of a row that is not read further
     # The system message before texts, which are messages then; None if the row has no column of that name
     system: str | None = None
@@ -90,8 +90,8 @@ class Row:
         return "".join(text for part in parts for text in part)
 
 
-def parse_row(row: RawRow, want: Want, place: str = "", columns: Columns | None = None) -> Row:
-    r"""What a stage reads of a row that comes from a place; columns are None without such a setting.
+def parse_row(row: RawRow, want: Want, origin: str = "", columns: Columns | None = None) -> Row:
+    r"""What a stage reads of a row; columns are None without such a setting.
 
     Example:
         >>> row = parse_row({"question": "2+2?", "answer": "4"}, "texts")
@@ -102,38 +102,38 @@ def parse_row(row: RawRow, want: Want, place: str = "", columns: Columns | None 
         ('4',)
     """
     try:
-        return _Reading(row, want, place, columns).parsed()
+        return _Reading(row, want, origin, columns).parsed()
     except RecursionError:
-        return Row("", place=place, problem="nested too deeply")
+        return Row("", origin=origin, problem="nested too deeply")
     except LeftOutError as problem:
-        return Row("", place=place, problem=str(problem))
+        return Row("", origin=origin, problem=str(problem))
 
 
-def parse_rows(place: str, rows: Iterable[RawRow], want: Want) -> list[Row]:
+def parse_rows(source: str, rows: Iterable[RawRow], want: Want) -> list[Row]:
     """The rows of a table, in order."""
-    parsed = [parse_row(row, want, f"{place} row {number}") for number, row in enumerate(rows, 1)]
-    say(place, parsed)
+    parsed = [parse_row(row, want, f"{source} row {number}") for number, row in enumerate(rows, 1)]
+    say(source, parsed)
     return parsed
 
 
-def say(place: str, rows: Sequence[Row], said: set[str] | None = None) -> None:
+def say(source: str, rows: Sequence[Row], said: set[str] | None = None) -> None:
     """Say how rows are converted, and which of their columns are not read, unless it was said."""
     said = set() if said is None else said
     for note, count in Counter(note for row in rows for note in row.notes).items():
         if note not in said:
-            log.warning("%s: converted %d of %d rows: %s", place, count, len(rows), note)
+            log.warning("%s: converted %d of %d rows: %s", source, count, len(rows), note)
         said.add(note)
     if unread := [name for name in dict.fromkeys(n for row in rows for n in row.unread) if name not in said]:
         more = f" and {len(unread) - 9} more" if len(unread) > 9 else ""
-        log.warning("%s: columns that are not read: %s%s", place, ", ".join(unread[:9]), more)
+        log.warning("%s: columns that are not read: %s%s", source, ", ".join(unread[:9]), more)
         said.update(unread)
 
 
 class _Reading:
     """Reads a row, and remembers which columns it reads and how it converts them."""
 
-    def __init__(self, row: RawRow, want: Want, place: str, columns: Columns | None) -> None:
-        self.row, self.want, self.place, self.columns = renamed(row, columns or {}), want, place, columns
+    def __init__(self, row: RawRow, want: Want, origin: str, columns: Columns | None) -> None:
+        self.row, self.want, self.origin, self.columns = renamed(row, columns or {}), want, origin, columns
         self.used = {str(path).partition(".")[0] for path in (columns or {}).values()}
         self.notes = dict[str, None]()  # in their order
         others = (COMPLETION, *PAIR) if want == "prompts" else ()
@@ -147,7 +147,6 @@ class _Reading:
                 self.note("lists of messages that are written as text are messages")
 
     def note(self, line: str) -> None:
-        """Remember how the row is converted."""
         self.notes[line] = None
 
     def first(self, *names: str) -> str | None:
@@ -156,7 +155,8 @@ class _Reading:
 
     def parsed(self) -> Row:
         """The row, in the first form of its stage that has values."""
-        form, label, prompt = self.form(), None, None
+        form = self.form()
+        prompt: Any = None
         answers: list[Any] = []
         if form == PAIR:
             prompt, *answers = self.pair()
@@ -167,20 +167,17 @@ class _Reading:
         else:
             prompt, *answers = self.answered(*form)
         if self.want == "prompts" and form != PLAIN:
-            prompt, answers = before(answers[0]) if form in TALKS else prompt, []
+            prompt, answers = answers[0].before_answer() if form in TALKS else prompt, []
         elif self.want == "texts":
             self.check_trained(form)
-        elif self.want == "labels":
-            label = self.label()
-        if prompt is None:
-            answers[0], system = self.with_system(answers[0], form)
-        else:
-            prompt, system = self.with_system(prompt, form)
+        label = self.label() if self.want == "labels" else None
+        content, system = self.with_system(answers[0] if prompt is None else prompt, form)
+        prompt, answers = (None, [content, *answers[1:]]) if prompt is None else (content, answers)
         kept = self.row if self.want == "prompts" else {}
         columns = {name: kept[name] for name in kept if name != PROMPT and (name,) != form}
-        names = UNHEARD if self.want == "prompts" else self.row
-        unread = tuple(name for name in names if name and name not in self.used and self.row.get(name))
-        return Row(prompt, tuple(answers), label, columns, self.place, "", system, tuple(self.notes), unread)
+        names = [name for name in (UNHEARD if self.want == "prompts" else self.row) if name not in self.used]
+        unread = tuple(name for name in names if name and self.row.get(name) not in NOTHING)
+        return Row(prompt, tuple(answers), label, columns, self.origin, "", system, tuple(self.notes), unread)
 
     def form(self) -> Form:
         """The columns that are read."""
@@ -189,8 +186,8 @@ class _Reading:
             if not talks or not isinstance(self.row[PROMPT], str):
                 return (PROMPT,)  # a text beside a conversation is a part of it
         forms = FORMS[self.want]
-        if found := [form for form in forms if all(map(self.first, form))]:
-            return found[0]
+        if form := next((form for form in forms if all(map(self.first, form))), None):
+            return form
         if any(self.row.keys() >= {*form} for form in forms):
             raise LeftOutError("empty")
         line = lacking(self.row, self.want)
@@ -204,7 +201,7 @@ class _Reading:
         self.used.update((name, "tools"))
         if name in CHATS[1:]:
             self.note(f"{name} {'are' if name.endswith('s') else 'is'} messages")
-        chat = Conversation.read(self.place, value, without_none(self.row.get("tools")))
+        chat = Conversation.read(self.origin, value, without_none(self.row.get("tools")))
         if any(message.get("weight") not in (None, 0, 1) for message in chat.messages):
             self.note("weights of messages other than 0 count as 1")
         return chat
@@ -213,7 +210,7 @@ class _Reading:
         """The text in a column."""
         self.used.add(name)
         value = self.row.get(name)
-        if not self.first(name):
+        if value is None or value == []:
             raise LeftOutError("empty")
         if not isinstance(value, str) or not is_unicode(value):
             raise LeftOutError(f"{kind_of(value)} as {name}")
@@ -230,22 +227,20 @@ class _Reading:
         """A prompt and its answer, if the form has one."""
         contents = self.alike(self.question(asked), *map(self.content, others))
         if asked in ANSWERED:
-            names = [asked, *(name for name in BESIDE if name in self.used), *others]
-            first = f"{', '.join(names[:-1])} and " if names[1:] else ""
+            *names, last = [asked, *(name for name in BESIDE if name in self.used), *others]
             what = "prompt and completion" if others else "the prompt"
-            self.note(f"{first}{names[-1]} {'are' if first else 'is'} {what}")
+            self.note(f"{', '.join(names)} and {last} are {what}" if names else f"{last} is {what}")
         return self.without_repeats(*contents)
 
     def alike(self, prompt: Any, *answers: Any) -> list[Any]:
         """Contents of one form: texts beside conversations become messages."""
-        if len({isinstance(content, str) for content in (prompt, *answers) if content is not None}) < 2:
-            return [prompt, *answers]
+        contents = [prompt, *answers]
+        if len({isinstance(content, str) for content in contents if content is not None}) < 2:
+            return contents
         self.note("texts beside messages are messages")
         roles = [USER, *(ASSISTANT for _ in answers)]
-        return [
-            as_chat(content, role, self.place) if isinstance(content, str) else content
-            for content, role in zip((prompt, *answers), roles, strict=True)
-        ]
+        pairs = zip(contents, roles, strict=True)
+        return [Conversation.of(c, role, self.origin) if isinstance(c, str) else c for c, role in pairs]
 
     def without_repeats(self, prompt: Content, *answers: Content) -> list[Content]:
         """A prompt, and answers without it, if all begin with it; of one word this may be chance."""
@@ -256,12 +251,11 @@ class _Reading:
                 if len(start.split()) > 1 and texts and all(text.startswith(start) for text in texts):
                     self.note(line)
                     return [start, *(text[len(start) :] for text in texts)]
-        else:
-            chats, own = [a for a in answers if isinstance(a, Conversation)], prompt.messages
-            count = len(own)
-            if chats and all(len(c.messages) > count and c.messages[:count] == own for c in chats):
-                self.note(line)
-                return [prompt, *(replace(chat, messages=chat.messages[count:]) for chat in chats)]
+            return [prompt, *answers]
+        chats, count = [a for a in answers if isinstance(a, Conversation)], len(prompt.messages)
+        if chats and all(len(c.messages) > count and c.messages[:count] == prompt.messages for c in chats):
+            self.note(line)
+            return [prompt, *(replace(chat, messages=chat.messages[count:]) for chat in chats)]
         return [prompt, *answers]
 
     def pair(self) -> list[Any]:
@@ -274,7 +268,8 @@ class _Reading:
             prompt = self.question(asked)
             self.notes |= {} if asked == PROMPT else {f"{asked} is the prompt": None}
         elif talk and not whole:
-            prompt = before(self.content(talk))
+            chat: Any = self.content(talk)
+            prompt = chat.before_answer()
         contents = self.alike(prompt, *answers)
         if isinstance(contents[1], Conversation):
             return shared(*contents)
@@ -332,36 +327,18 @@ class _Reading:
         return LABELS[label]
 
 
-def as_chat(text: str, role: str, place: str) -> Conversation:
-    """A text as a message."""
-    return Conversation(({"role": role, "content": text.removesuffix(JOINT)},), place)
-
-
-def before(content: Content) -> Conversation:
-    """A conversation without the last answer."""
-    assert isinstance(content, Conversation)
-    *earlier, last = content.messages
-    if last["role"] != ASSISTANT:
-        return content
-    if not earlier:
-        raise LeftOutError("no message before the assistant's")
-    return replace(content, messages=tuple(earlier))
-
-
-def shared(given: Conversation | None, *chats: Conversation) -> list[Content]:
+def shared(prompt: Conversation | None, *chats: Conversation) -> list[Content]:
     """The messages before the answers of two conversations, and the answers."""
     for name, chat in zip(PAIR, chats, strict=True):
         if (role := chat.messages[-1]["role"]) != ASSISTANT:
             raise LeftOutError(f"{name} ends with the role {role}, not with the assistant's answer")
     earlier = [chat.messages[:-1] for chat in chats]
     answers = [replace(chat, messages=chat.messages[-1:]) for chat in chats]
-    if given is not None and all(part in ((), given.messages) for part in earlier):
-        return [given, *answers]
-    prefix = given.messages if given is not None else ()
-    after = [part[len(prefix) :] if part[: len(prefix)] == prefix else part for part in earlier]
-    if prefix and any(part[0]["role"] == ASSISTANT for part in after if part):
+    if prompt is not None and all(part in ((), prompt.messages) for part in earlier):
+        return [prompt, *answers]
+    if prompt is not None and any(part and part[0]["role"] == ASSISTANT for part in earlier):
         raise LeftOutError("several messages after the prompt")
-    if given is not None or earlier[0] != earlier[1]:
+    if prompt is not None or earlier[0] != earlier[1]:
         raise LeftOutError("conversations that differ before the answer")
     if not earlier[0]:
         raise LeftOutError("no message before the assistant's")

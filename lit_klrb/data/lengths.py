@@ -56,7 +56,7 @@ class Selection:
                     raise LeftOutError(row.problem)
                 kept.append(make(index, row))
             except LeftOutError as reason:
-                self.reasons.setdefault(str(reason), []).append(row.place or f"row {index + 1}")
+                self.reasons.setdefault(str(reason), []).append(row.origin or f"row {index + 1}")
                 self.cut = cut
             self.cut = min(self.cut, cut + 1)  # a row of two answers is one
         self.total = len(rows)
@@ -76,7 +76,7 @@ class Selection:
     def check(self, rows: Sequence[Row]) -> None:
         """Refuse rows of which more than half are of no known form, before anything else is done."""
         for row in (row for row in rows if row.problem):
-            self.reasons.setdefault(row.problem, []).append(row.place)
+            self.reasons.setdefault(row.problem, []).append(row.origin)
         self.total = len(rows)
         self.refuse_half()
 

@@ -21,7 +21,7 @@ from lit_klrb.errors import ConfigurationError, check_at_least
 
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
-class ReviewDataModule(WholeTexts):
+class TextDataModule(WholeTexts):
     """Texts, conversations, or prompts with completions, for language modelling.
 
     Args:
@@ -31,7 +31,7 @@ class ReviewDataModule(WholeTexts):
         train_on: What the loss is of: the answers of conversations and completions, or all tokens.
     """
 
-    contents = ("reviews", "reviews")
+    contents = ("texts", "texts")
     want = "texts"
 
     train_on: Literal["answers", "all"] = "answers"
@@ -67,10 +67,10 @@ class ReviewDataModule(WholeTexts):
 
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
-class LabelledReviewDataModule(WholeTexts):
+class LabelledTextDataModule(WholeTexts):
     """Texts with labels, for a classifier; texts without a label are skipped."""
 
-    contents = ("labelled reviews", "labelled reviews")
+    contents = ("labelled texts", "labelled texts")
     want = "labels"
 
     def load(self, split: str) -> Sequence[Row]:
@@ -81,7 +81,7 @@ class LabelledReviewDataModule(WholeTexts):
             log.warning(f"{self.source}: {unknown} of {len(rows)} {split} rows are left out: no label")
         if not labelled:
             needs = f"{split} split; rows need a label, 1 (positive) or 0 (negative)"
-            raise ConfigurationError(f"{self.source} has no labelled review in its {needs}", key="source")
+            raise ConfigurationError(f"{self.source} has no labelled text in its {needs}", key="source")
         return labelled
 
     def encoded(self, reader: Reader, row: Row, selection: Selection) -> tuple[list[int], int]:
@@ -172,7 +172,7 @@ class Prompts(CorpusDataModule, ABC):
 
         Given ones that leave no room for a completion in the context of policy or reference are left out.
         """
-        learner, rows = self.learner, self.reviews[split]
+        learner, rows = self.learner, self.rows[split]
         reader = PromptReader(
             rows,
             learner.tokenizer,
@@ -287,7 +287,7 @@ class PreferenceDataModule(Prompts, GivenAnswers):
             within, prompt = self.selections["train"].within, row.prompt or ""
             return PreferencePair.of(*(within(reader.answered(prompt, a, row.system)) for a in row.answers))
 
-        return self.read("train", self.reviews["train"], make, limit, key)
+        return self.read("train", self.rows["train"], make, limit, key)
 
     def prepared(self, examples: Sequence[Any]) -> Sequence[Any]:
         """Pairs with the reference's log-probabilities, or those that the module makes of prompts.

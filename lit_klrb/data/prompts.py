@@ -15,7 +15,7 @@ from lit_klrb.data.chat import USER, Conversation, LeftOutError, check_settings,
 from lit_klrb.data.columns import PROMPT, TEACHER_PROMPT
 from lit_klrb.data.encode import Encoded, Reader, beginning, encode, not_empty
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Content, Row, as_chat
+from lit_klrb.data.kinds import Content, Row
 from lit_klrb.data.lengths import Selection
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
@@ -92,7 +92,7 @@ class PromptReader:
             return Prompt(not_empty(ids[: len(beginning(self.student.tokenizer)) + length]), row.columns)
         own, columns, student = not_empty(row.prompt), row.columns, self.student
         if isinstance(own, str) and (self.as_chats or not student.are_texts(own, system=row.system)):
-            own = as_chat(own, USER, f"the prompt of {row.place}").with_system(row.system or None)
+            own = Conversation.of(own, USER, f"the prompt of {row.origin}").with_system(row.system or None)
         if isinstance(own, Conversation):
             columns = {**columns, PROMPT: list(own.with_system(student.system).messages)}
         ids = not_empty(student.prompt(own))
@@ -111,7 +111,7 @@ class PromptReader:
             if isinstance(own, str):
                 return not_empty(given)
             given = [{"role": USER, "content": not_empty(given)}]
-        conversation = Conversation.read(f"the {TEACHER_PROMPT} of {row.place}", given)
+        conversation = Conversation.read(f"the {TEACHER_PROMPT} of {row.origin}", given)
         return conversation.with_system(self.teacher_system).with_examples(self.examples)
 
 

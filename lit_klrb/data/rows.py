@@ -11,9 +11,10 @@ import logging
 import re
 import sys
 from bisect import bisect_right
-from collections import UserDict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
+from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -41,7 +42,7 @@ def suffix_of(path: Path) -> str:
 
 
 def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str, Sequence[RawRow]]:
-    """Open a hub id, a folder or a file as the rows of each split.
+    """Open a hub id, a folder or a file as the rows of each split, files when a row is asked for.
 
     The files of a folder are its splits, shards (`train-00000-of-00002.parquet`, of old data sets with a hash
     behind it) parts of one, as are the files of a folder `train` in it; a single file is the train split.
@@ -53,19 +54,18 @@ def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str
     if path.is_dir():
         return _open_folder(key, path / subset if subset else path)
     if path.exists() and subset is not None:
-        raise ConfigurationError(
-            f"{subset} is for hub ids and folders, but {source} is neither", key="subset"
-        )
+        problem = f"{subset} is for hub ids and folders, but {source} is neither"
+        raise ConfigurationError(problem, key="subset")
     if path.exists():
-        return {"train": read_files(key, [path])}
+        return {"train": Table(key, [path])}
     if suffix_of(path) or source.startswith((".", "/", "~")):
         raise ConfigurationError(f"{source} does not exist", key=key)
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
     with refusing(f"{source} cannot be read; {ALLOWED}", key=key):
-        found: Mapping[str, Any] = datasets.load_dataset(source, subset)
-    return found
+        splits: Mapping[str, Any] = datasets.load_dataset(source, subset)
+    return splits
 
 
 def _open_folder(key: str, folder: Path) -> Mapping[str, Sequence[RawRow]]:
@@ -75,62 +75,52 @@ def _open_folder(key: str, folder: Path) -> Mapping[str, Sequence[RawRow]]:
         with refusing(f"{folder} cannot be read", key=key):
             saved: Any = datasets.load_from_disk(str(folder))
         return saved if isinstance(saved, Mapping) else {"train": saved}
-    inside = [place for place in (folder, folder / "data") if place.is_dir()]
-    for place in inside:
-        splits = _Files(key)
-        for file in filter(suffix_of, sorted(place.iterdir())):
-            name = re.sub(r"-\d+-of-\d+(-[0-9a-f]+)?$", "", Path(file.name.removesuffix(".gz")).stem)
-            splits.data.setdefault(name, []).append(file)
-        folders = [sub for sub in sorted(place.iterdir()) if sub.is_dir()]
-        if any(sub.name.startswith("train") for sub in folders):
-            for file in (file for sub in folders for file in sorted(sub.iterdir()) if suffix_of(file)):
-                splits.data.setdefault(file.parent.name, []).append(file)
-        if splits:
-            return splits
-    others = sorted(place.name for place in inside[0].iterdir() if place.is_dir()) if inside else []
+    parents = [parent for parent in (folder, folder / "data") if parent.is_dir()]
+    for parent in parents:
+        files = defaultdict[str, list[Path]](list)
+        for file in filter(suffix_of, sorted(parent.iterdir())):
+            files[re.sub(r"-\d+-of-\d+(-[0-9a-f]+)?$", "", _stem(file))].append(file)
+        folders = [child for child in sorted(parent.iterdir()) if child.is_dir()]
+        if any(child.name.startswith("train") for child in folders):
+            for file in (file for child in folders for file in sorted(child.iterdir()) if suffix_of(file)):
+                files[file.parent.name].append(file)
+        if files:
+            return {split: Table(key, shards, split) for split, shards in files.items()}
+    others = sorted(child.name for child in parents[0].iterdir() if child.is_dir()) if parents else []
     hint = f"; its subsets: {', '.join(others[:9])}" if others else ""
     raise ConfigurationError(f"{folder} is a folder without files that can be read{hint}; {ALLOWED}", key=key)
 
 
-class _Files(UserDict[str, Any]):
-    """The files of each split of a folder, which are read when it is asked for."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
-
-    def __getitem__(self, split: str) -> Sequence[RawRow]:
-        files = self.data[split]
-        stems = [Path(file.name.removesuffix(".gz")).stem for file in files]
-        if len(files) > 1 and (split in stems or len(set(stems)) < len(stems)):
-            given = f"{files[0].parent}: {files[0].name} and {files[-1].name}"
-            problem = "are the same split, whose rows would be read twice; keep one of them"
-            raise ConfigurationError(f"{given} {problem}", key=self.key)
-        return read_files(self.key, files)
-
-
-def read_files(key: str, files: Sequence[Path]) -> Sequence[RawRow]:
-    """The rows of files, in order."""
-    parts = list[Any]()
-    for file in files:
-        if not suffix_of(file) or not file.is_file():
-            raise ConfigurationError(f"{file} is not a file that can be read; {ALLOWED}", key=key)
-        with refusing(f"{file} cannot be read", key=key):
-            try:
-                parts += _parts_of(file)
-            except UnicodeDecodeError as error:
-                name = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
-                remedy = f"iconv -f {name} -t utf-8 {file.name} > new{suffix_of(file)}"
-                raise ValueError(f"it is not encoded in UTF-8; if it is {name}: {remedy}") from error
-    return Table(parts) if len(parts) != 1 or not isinstance(parts[0], list) else parts[0]
+def _stem(file: Path) -> str:
+    return Path(file.name.removesuffix(".gz")).stem
 
 
 class Table(Sequence[RawRow]):
-    """The rows of several parts: lists of rows, or batches of Arrow's, whose times become texts."""
+    """The rows of files, in order: lists of rows, or batches of Arrow's, whose times become texts.
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = parts
-        self.starts = [0, *accumulate(map(len, parts))]
+    Args:
+        key: The argument that names the files.
+        files: They are read when a row is asked for.
+        split: The name of the split whose shards they are.
+    """
+
+    def __init__(self, key: str, files: Sequence[Path], split: str = "") -> None:
+        self.key, self.files, self.split = key, files, split
+
+    @cached_property
+    def parts(self) -> list[Any]:
+        """The parts."""
+        stems = [*map(_stem, self.files)]
+        if len(stems) > 1 and (self.split in stems or len(set(stems)) < len(stems)):
+            names = f"{self.files[0].parent}: {self.files[0].name} and {self.files[-1].name}"
+            problem = "are the same split, whose rows would be read twice; keep one of them"
+            raise ConfigurationError(f"{names} {problem}", key=self.key)
+        return [part for file in self.files for part in _parts_of(self.key, file)]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Number of the first row of each part, and that of all rows."""
+        return [0, *accumulate(map(len, self.parts))]
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -150,30 +140,38 @@ def _rows_of(part: Any) -> Iterator[RawRow]:
     if isinstance(part, list):
         yield from part
         return
-    times = (date, datetime)
     for first in range(0, len(part), 1000):
         for row in part[first : first + 1000].to_pylist():
-            yield {name: str(v) if isinstance(v, times) else v for name, v in row.items()}
+            yield {name: str(v) if isinstance(v, (date, datetime)) else v for name, v in row.items()}
 
 
-def _parts_of(file: Path) -> Sequence[Any]:
+def _parts_of(key: str, file: Path) -> Sequence[Any]:
     """The rows of a file, in one list, or in the batches of a table with types."""
-    match suffix_of(file):
-        case ".jsonl" | ".json":
-            return [_json_rows(file)]
-        case ".csv" | ".tsv":
-            return [_cells(file)]
-        case ".txt":
-            with _opened(file) as text:
-                return [[{"text": line.removesuffix("\n")} for line in text]]
-    import pyarrow  # slow to import
-    from pyarrow import parquet
+    if not suffix_of(file) or not file.is_file():
+        raise ConfigurationError(f"{file} is not a file that can be read; {ALLOWED}", key=key)
+    with refusing(f"{file} cannot be read", key=key):
+        try:
+            match suffix_of(file):
+                case ".jsonl" | ".json":
+                    return [_json_rows(file)]
+                case ".csv" | ".tsv":
+                    return [_cells(file)]
+                case ".txt":
+                    with _opened(file) as text:
+                        return [[{"text": line.removesuffix("\n")} for line in text]]
+        except UnicodeDecodeError as error:
+            name = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+            remedy = f"iconv -f {name} -t utf-8 {file.name} > new{suffix_of(file)}"
+            raise ValueError(f"it is not encoded in UTF-8; if it is {name}: {remedy}") from error
+        import pyarrow  # slow to import
+        from pyarrow import parquet
 
-    packed = file.name.endswith(".gz")
-    if not file.stat().st_size:
-        return []
-    table = parquet.ParquetFile(pyarrow.BufferReader(gzip.decompress(file.read_bytes())) if packed else file)
-    return list(table.iter_batches())
+        packed = file.name.endswith(".gz")
+        if not file.stat().st_size:
+            return []
+        content = pyarrow.BufferReader(gzip.decompress(file.read_bytes())) if packed else file
+        return list(parquet.ParquetFile(content).iter_batches())
+    raise AssertionError("unreachable")
 
 
 def _json_rows(file: Path) -> list[RawRow]:
@@ -213,7 +211,9 @@ def _cells(file: Path) -> list[RawRow]:
         text.seek(0)
         # Quotes may be no more than that in .tsv
         reader = csv.reader(text, delimiter=sep, strict=own == ",")
-        names, rows = next(reader, []), list[RawRow]()
+        names, rows = [*map(str.strip, next(reader, []))], list[RawRow]()
+        if twice := next((name for name in names if name and names.count(name) > 1), None):
+            raise ValueError(f"the header has {twice} twice")
         try:
             for cells in filter(None, reader):
                 if any(cells[len(names) :]):

@@ -105,7 +105,7 @@ class DistillModule(OnPolicyModule):
         if self.teachers is not None:
             if sharding_mesh(self.trainer) is not None:
                 raise ConfigurationError("is not supported by fsdp2", key="teachers")
-            splits = getattr(self.trainer.datamodule, "reviews", {})  # type: ignore[attr-defined]
+            splits = getattr(self.trainer.datamodule, "rows", {})  # type: ignore[attr-defined]
             _check_rows(splits, list(self.teachers))
         address = next((path for path in self.teacher_paths.values() if served.is_address(path)), None)
         if address is None:

@@ -1,4 +1,4 @@
-"""Training of reward models: text classifiers on labelled reviews or on preferences."""
+"""Training of reward models: text classifiers on labelled texts or on preferences."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ class RewardModule(ClassifierModule):
     "positive".
     """
 
-    reads = ("labelled reviews", "labelled reviews")
+    reads = ("labelled texts", "labelled texts")
     labels = ("negative", "positive")
     measured = ("loss", "accuracy")
 

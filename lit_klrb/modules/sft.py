@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.modules import ReviewDataModule
+from lit_klrb.data.modules import TextDataModule
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -28,7 +28,7 @@ class SFTModule(PolicyModule):
             from its defaults; vocabulary and special tokens are the tokenizer's. Give either this or
             policy_path.
         tokenizer_path: Tokenizer of a new model: "grammar", a hub id, a folder or a checkpoint.
-        vocab_size: Train a byte-level BPE tokenizer with this many tokens on the training reviews instead.
+        vocab_size: Train a byte-level BPE tokenizer with this many tokens on the training texts instead.
 
     Raises:
         ConfigurationError: If not exactly one of policy_config and policy_path is given.
@@ -36,7 +36,7 @@ class SFTModule(PolicyModule):
 
     uses_dropout = True
     shards = True
-    reads = ("reviews", "reviews")
+    reads = ("texts", "texts")
 
     policy_config: dict[str, Any] | None = None
     tokenizer_path: str = loading.GRAMMAR
@@ -71,18 +71,18 @@ class SFTModule(PolicyModule):
     def _new_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.vocab_size is None:
             return loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
-        rows = self.corpus.reviews.get("train") if self.corpus is not None else None
+        rows = self.corpus.rows.get("train") if self.corpus is not None else None
         if rows is None:
-            problem = f"{self.vocab_size} trains a tokenizer, which needs fit and a data module of reviews"
+            problem = f"{self.vocab_size} trains a tokenizer, which needs fit and a data module of texts"
             remedy = "to evaluate, give the checkpoint with the trained tokenizer as ckpt_path"
             raise ConfigurationError(f"{problem}; {remedy}", key="vocab_size")
         return train_bpe((row.words for row in rows), self.vocab_size)
 
     @property
-    def corpus(self) -> ReviewDataModule | None:
-        """The trainer's data module, if it has reviews."""
+    def corpus(self) -> TextDataModule | None:
+        """The trainer's data module, if it has texts."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data if isinstance(data, ReviewDataModule) else None
+        return data if isinstance(data, TextDataModule) else None
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy over the tokens of the step's batches in all processes, in nats."""

@@ -181,14 +181,14 @@ def test_rows_are_shown_as_the_model_reads_them(chain, tmp_path, capsys):
     sft = chain.commands.argv("fit", "sft", *argv)[1:]
     assert main(["check", *sft, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["rows"]
-    assert shown["kind"] == "reviews"
+    assert shown["kind"] == "texts"
     assert (shown["rows"], shown["left_out"], shown["cut"]) == (4, {"longer than max_tokens=64": 1}, 0)
     assert shown["longest_tokens"] - shown["median_tokens"] == 1, "one more word"
     assert shown["first"].partition(" | ")[2].strip().startswith("good")
     assert main(["check", *sft]) == 0
-    assert "4 reviews, 1 left out (1 longer than max_tokens=64)" in capsys.readouterr().out
+    assert "4 texts, 1 left out (1 longer than max_tokens=64)" in capsys.readouterr().out
     assert main(["check", *sft, "--model.vocab_size", "300"]) == 0
-    assert "4 reviews, 1 left out" in capsys.readouterr().out, "with a tokenizer trained on them"
+    assert "4 texts, 1 left out" in capsys.readouterr().out, "with a tokenizer trained on them"
 
 
 def test_rows_of_the_evaluation_are_read_as_fit_reads_them(chain, tmp_path, capsys):
@@ -226,7 +226,7 @@ REFUSED_BY_FIT = {
     "policy_layers: 5 is not a layer: they are 0 to 1": ("--model.policy_layers", "[5]"),
     "63 after a prompt of 8 tokens exceeds the policy's context length, 64": ("--model.max_new_tokens", "63"),
     "trainer.strategy: 'nothing' is refused": ("--trainer.strategy", "nothing"),
-    "data: ReviewDataModule provides reviews, but RLOOModule needs prompts": ("--data", "ReviewDataModule"),
+    "data: TextDataModule provides reviews, but RLOOModule needs prompts": ("--data", "TextDataModule"),
 }
 
 

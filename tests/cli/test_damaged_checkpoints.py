@@ -10,7 +10,7 @@ from runs import weights_of
 
 from lit_klrb.cli.lightning import quiet
 from lit_klrb.cli.main import main
-from lit_klrb.data.modules import ReviewDataModule
+from lit_klrb.data.modules import TextDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import load_model
 from lit_klrb.modules import RewardModule, RLOOModule, SFTModule
@@ -44,7 +44,7 @@ def test_by_python(damaged, kind, stage):
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_by_a_trainer_of_ones_own(chain, damaged, tmp_path, command):
     module = SFTModule(policy_path=chain.checkpoint("sft"))
-    data = ReviewDataModule(batch_size=8, train_size=16, eval_size=8)
+    data = TextDataModule(batch_size=8, train_size=16, eval_size=8)
     quiet()
     options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
     rhythm = {"max_steps": 8, "val_check_interval": 2, "check_val_every_n_epoch": None}

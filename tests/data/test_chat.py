@@ -237,6 +237,13 @@ def test_forms_of_conversations(value, name):
     assert [(m["role"], m["content"]) for m in row.answers[0].messages] == [HI, YES]
 
 
+def test_one_message_may_be_written_as_text_too():
+    (row,) = parse_rows("here", [{"prompt": "Hi", "completion": json.dumps(message(*YES))}], "texts")
+    assert row.answers[0].messages == (message(*YES),)
+    (row,) = parse_rows("here", [{"prompt": "Hi", "completion": '{"value": 7}'}], "texts")
+    assert row.answers == ('{"value": 7}',), "an answer in JSON is a text"
+
+
 @pytest.mark.parametrize(
     ("want", "row", "why"),
     [

@@ -12,7 +12,7 @@ from lit_klrb.data import corpora
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row, clean_text, parse_rows
-from lit_klrb.data.modules import LabelledReviewDataModule, ReviewDataModule
+from lit_klrb.data.modules import LabelledTextDataModule, TextDataModule
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
 
@@ -224,7 +224,7 @@ def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, text, prob
 def table_of(tmp_path, name, text, encoding="utf-8"):
     """What a table in text has."""
     (tmp_path / name).write_bytes(text.encode(encoding))
-    return open_splits("source", str(tmp_path / name))["train"]
+    return [*open_splits("source", str(tmp_path / name))["train"]]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
@@ -239,9 +239,16 @@ def test_a_line_with_more_cells_than_the_header_is_refused_with_its_number(tmp_p
     assert [[*row.values()] for row in table[1:]] == [["Tell me", "No"], ["a", "b"], ["alone", None]]
 
 
-def test_a_quote_without_an_end_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="line 3: unexpected end of data"):
-        table_of(tmp_path, "rows.csv", 'prompt,completion\n"Is 3,No\nIs 4,Yes\n')
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('prompt,completion\n"Is 3,No\nIs 4,Yes\n', "line 3: unexpected end of data"),
+        ("prompt,completion,completion\nIs 3,No,Yes\n", "the header has completion twice"),
+    ],
+)
+def test_a_table_whose_cells_are_uncertain_is_refused(tmp_path, text, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        table_of(tmp_path, "rows.csv", text)
 
 
 @pytest.mark.parametrize(("sep", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
@@ -279,7 +286,7 @@ def test_of_a_large_table_rows_are_read_as_they_are_drawn(tmp_path, monkeypatch)
     assert len(parsed) < 200
     numbers = [int(row.text[5:-1]) for row in rows]
     assert min(numbers) < 300 < 700 < max(numbers), "not the top of the file"
-    assert all(f"row {number + 1}" in row.place for number, row in zip(numbers, rows, strict=True))
+    assert all(f"row {number + 1}" in row.origin for number, row in zip(numbers, rows, strict=True))
     every = [row.text for split in ("train", "validation", "test") for row in corpus.draw(split, 0).rows]
     assert sorted(every) == sorted(row["text"] for row in table)
 
@@ -297,7 +304,10 @@ def test_cells_of_tables_in_text_are_texts(tmp_path, suffix, sep):
 def test_lines_that_a_quote_joins_are_counted_where_quotes_are_no_rule(tmp_path, caplog, suffix, said):
     path = tmp_path / f"rows.{suffix}"
     path.write_text('text\n"Good\nfine\n\nBad"\n5" or 6"\n')
-    assert open_splits("source", str(path))["train"] == [{"text": "Good\nfine\n\nBad"}, {"text": '5" or 6"'}]
+    assert [*open_splits("source", str(path))["train"]] == [
+        {"text": "Good\nfine\n\nBad"},
+        {"text": '5" or 6"'},
+    ]
     assert ("4 lines are 2 rows" in caplog.text) == said
 
 
@@ -369,7 +379,7 @@ def test_texts_are_cleaned_before_they_are_compared(tmp_path):
 )
 def test_rows_of_which_most_cannot_be_read_are_refused(tmp_path, rows, message):
     source = write(tmp_path / "reviews.jsonl", rows)
-    data = LabelledReviewDataModule(source=source)
+    data = LabelledTextDataModule(source=source)
     with pytest.raises(ConfigurationError) as error:
         data.drawn(Source(source, "labels", splits=False), "train", 0)
     assert str(error.value).startswith(f"source: {source}")
@@ -378,12 +388,15 @@ def test_rows_of_which_most_cannot_be_read_are_refused(tmp_path, rows, message):
 
 
 def test_columns_that_change_the_meaning_of_a_row_are_said_not_to_be_read(caplog):
-    row = {"prompt": "What is this?", "completion": " A cat", "id": 1}
+    row = {"prompt": "What is this?", "completion": " A cat", "id": 0, "tools": []}
     rows = [row | {"images": images} for images in ([], ["a.png"])]
     for want, unread in (("texts", "id, images"), ("prompts", "images")):  # id reaches rewards
         caplog.clear()
         assert len(parse_rows("here", rows, want)) == 2
         assert caplog.messages == [f"here: columns that are not read: {unread}"]
+    caplog.clear()
+    parse_rows("here", [{**row, "tools": [{"name": "f"}]}], "prompts")
+    assert caplog.messages == ["here: columns that are not read: tools"], "of texts, no template has them"
 
 
 @pytest.mark.parametrize(
@@ -426,7 +439,7 @@ def test_the_files_of_a_folder_named_train_are_one_split(tmp_path):
     assert found == {"train": ["Good 0.", "Good 1."], "test_prefs": ["Good 2."], "other": ["Good 3."]}
     shutil.copy(tmp_path / "default" / "other.parquet", tmp_path / "default" / "train.parquet")
     with pytest.raises(ConfigurationError, match=r"train\.parquet and 0001\.parquet are the same split"):
-        open_splits("source", str(tmp_path), "default")["train"]
+        len(open_splits("source", str(tmp_path), "default")["train"])
 
 
 def test_missing_sources_are_named(tmp_path, monkeypatch):
@@ -462,7 +475,7 @@ def test_a_split_without_reviews_is_named(tmp_path):
 @pytest.mark.parametrize("names", ["", "train+train", "train+", "train+test"])
 def test_training_splits_are_different_and_not_the_evaluations(names):
     with pytest.raises(ConfigurationError, match=r"^split: must name different splits"):
-        ReviewDataModule(split=names, eval_split="test")
+        TextDataModule(split=names, eval_split="test")
 
 
 def test_prompts_that_are_all_in_the_test_split_too_are_said_to_be_left_out(tmp_path):

@@ -14,7 +14,7 @@ from lit_klrb.comparison.measure import encode_prompts, encode_windows
 from lit_klrb.data.chat import Conversation, LeftOutError
 from lit_klrb.data.encode import Reader, classifier_ids, encode, end_tokens
 from lit_klrb.data.kinds import Row
-from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
+from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, TextDataModule
 from lit_klrb.data.prompts import read_prompts
 
 # The end of a turn is another token than the end of a text, as in Gemma's and Llama 3's
@@ -130,7 +130,7 @@ def examples(data, tokenizer, model, path, row, split="train"):
         tokenizer=tokenizer, trained=model, reads=data.contents, preference_pairs=None, given_pairs=list
     )
     data.trainer = SimpleNamespace(lightning_module=learner, max_steps=-1)
-    data.reviews[split] = data.load(split)
+    data.rows[split] = data.load(split)
     return data.examples(split)
 
 
@@ -140,7 +140,7 @@ def test_all_paths_read_a_text_with_the_same_bos(tmp_path, tokenizer, model):
     assert encode_prompts("x", [{"prompt": "Good film"}], tokenizer)[0].tokens == expected
     assert encode_windows("x", [{"text": "Good film"}], tokenizer, 99)[0] == [expected]
     row = {"text": "Good film"}
-    (text,) = examples(ReviewDataModule(), tokenizer, model, tmp_path / "sft", row)
+    (text,) = examples(TextDataModule(), tokenizer, model, tmp_path / "sft", row)
     assert text.ids == [*expected, tokenizer.eos_token_id]
     for data, split in ((PromptDataModule(), "train"), (PreferenceDataModule(), "validation")):
         path = tmp_path / type(data).__name__
@@ -179,7 +179,7 @@ def test_an_answer_ends_with_the_end_of_its_turn(tmp_path, model):
         message("user", "No?"),
         message("assistant", "No"),
     ]
-    (text,) = examples(ReviewDataModule(), tokenizer, model, tmp_path / "chats", {"messages": chat})
+    (text,) = examples(TextDataModule(), tokenizer, model, tmp_path / "chats", {"messages": chat})
     turns = ("<bos><|user|>Hi", "<|assistant|>Yes", "<|user|>No?", "<|assistant|>No<|system|>")
     whole = "<|system|>\n".join(turns)
     assert tokenizer.decode(text.ids) == whole
@@ -188,7 +188,7 @@ def test_an_answer_ends_with_the_end_of_its_turn(tmp_path, model):
         "trl#4147, Megatron-Bridge#3359, nanochat#582: answers alone"
     )
     everything = examples(
-        ReviewDataModule(train_on="all"), tokenizer, model, tmp_path / "chats", {"messages": chat}
+        TextDataModule(train_on="all"), tokenizer, model, tmp_path / "chats", {"messages": chat}
     )
     assert everything == [(text.ids, [True] * len(text.ids))]
     reader = Reader("key", tokenizer, end_tokens(tokenizer, model), "Be")

@@ -22,4 +22,4 @@ def test_a_tokenizer_is_trained_on_reviews_only(chain, tmp_path, capsys):
     data = ["--data", "PromptDataModule", "--data.train_size", "8", "--data.eval_size", "4"]
     argv = ["--model.vocab_size", "300", *data]
     assert chain.run("fit", "sft", *argv, run=tmp_path) == 2
-    assert "data: PromptDataModule provides prompts, but SFTModule needs reviews" in capsys.readouterr().err
+    assert "data: PromptDataModule provides prompts, but SFTModule needs texts" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from lit_klrb.data.chat import Conversation, LeftOutError
 from lit_klrb.data.encode import Reader, decoded
 from lit_klrb.data.kinds import Row, parse_row
 from lit_klrb.data.lengths import Selection
-from lit_klrb.data.modules import ReviewDataModule
+from lit_klrb.data.modules import TextDataModule
 from lit_klrb.errors import ConfigurationError
 
 ASK, NO, YES = message("user", "Is 7 even?"), message("assistant", "No."), message("assistant", "Yes.")
@@ -145,7 +145,7 @@ def test_an_answer_that_its_author_excludes_is_not_trained_on(mark, caplog):
         trained = [index for index, kept in zip(ids, mask, strict=True) if kept]
         assert reader.tokenizer.decode(trained) == "No.<eos>"
         assert "Yes.<eos>" in reader.tokenizer.decode(ids)
-        data = ReviewDataModule(source="here", train_on="all")
+        data = TextDataModule(source="here", train_on="all")
         data.encoded(reader, Row(None, (chat,)), Selection("source", "here", "train"))
         assert "train_on=all trains also on messages that are marked" in caplog.messages.pop()
 
@@ -173,6 +173,7 @@ OFFERS = [
     ("texts", {"prompt": "a", "chosen": "b", "rejected": "c"}, "{completion: chosen}"),
     ("texts", {"chosen": [ASK, NO], "rejected": [ASK, YES]}, "{messages: chosen}"),
     ("texts", {"chat": "USER: a"}, "{text: chat}"),
+    ("texts", {"Prompt": "a", "COMPLETION": "b"}, "{prompt: Prompt, completion: COMPLETION}"),
     ("prompts", {"query": "a", "answer": "b"}, "{prompt: query}"),
     (
         "pairs",
@@ -188,7 +189,7 @@ def test_a_row_of_other_names_is_refused_with_the_setting_that_reads_it(want, ro
     problem = parse_row(row, want, columns={}).problem
     assert f"; its columns: {', '.join(row)}; add --data.columns '{line}" in problem
     assert "add" not in parse_row(row, want).problem, "commands without the setting do not offer it"
-    if not line.endswith("}") or "COLUMN" in line:
+    if not line.endswith("}") or ": COLUMN}" in line:
         return
     columns = dict(part.split(": ") for part in line.strip("{}").split(", "))
     assert parse_row(row, want, columns=columns).problem == ""

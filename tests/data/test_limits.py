@@ -7,7 +7,7 @@ import yaml
 from written import write_rows, write_splits
 
 from lit_klrb.data import base
-from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
+from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, TextDataModule
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 
@@ -43,7 +43,7 @@ def demo(stage):
 
 @pytest.mark.parametrize(
     ("kind", "stage"),
-    [(PreferenceDataModule, "dpo"), (PromptDataModule, "rloo"), (ReviewDataModule, "sft")],
+    [(PreferenceDataModule, "dpo"), (PromptDataModule, "rloo"), (TextDataModule, "sft")],
 )
 def test_the_demos_number_of_rows_is_that_of_the_embedded_world_alone(tmp_path, kind, stage):
     """open-instruct#1019, unsloth#2904: the first 1,024 rows of a file were used, without a word."""
@@ -66,15 +66,15 @@ def test_as_many_rows_are_read_as_the_steps_use_and_a_minimum(tmp_path, monkeypa
         (2, {"train_size": 30}, 30, "train_size=30"),
     ):
         caplog.clear()
-        data, _ = attached(ReviewDataModule(source=source, batch_size=8, **settings), steps)
+        data, _ = attached(TextDataModule(source=source, batch_size=8, **settings), steps)
         data.setup("fit")
         data.setup("fit")
-        rows = data.reviews["train"]
+        rows = data.rows["train"]
         assert len(rows) == len({row.text for row in rows}) == expected
         assert max(int(row.text[5:-1]) for row in rows) > 300, "not the top of the file"
         line = f"{source}: {expected} of 400 rows are read for train, drawn at random ({why})"
         assert caplog.messages.count(line) == 1
-    data, _ = attached(ReviewDataModule(source=source, eval_size=5), steps=10**6)
+    data, _ = attached(TextDataModule(source=source, eval_size=5), steps=10**6)
     assert len(data.load("train")) > 300
     assert len(data.load("validation")) == 5
     assert f"{source}: 5 of 400 rows are read for validation, drawn at random (eval_size=5)" in caplog.text

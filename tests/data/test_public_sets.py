@@ -11,10 +11,10 @@ from chat_tokenizer import chat_tokenizer, message
 from pyarrow import Table, parquet
 
 from lit_klrb.data.modules import (
-    LabelledReviewDataModule,
+    LabelledTextDataModule,
     PreferenceDataModule,
     PromptDataModule,
-    ReviewDataModule,
+    TextDataModule,
     TextPairDataModule,
 )
 from lit_klrb.errors import ConfigurationError
@@ -353,11 +353,11 @@ SETS = {
     ),
 }
 KINDS = {
-    "sft": ReviewDataModule,
+    "sft": TextDataModule,
     "rloo": PromptDataModule,
     "dpo": PreferenceDataModule,
     "pairs": TextPairDataModule,
-    "labels": LabelledReviewDataModule,
+    "labels": LabelledTextDataModule,
 }
 
 
@@ -388,7 +388,7 @@ def read(learner, stage, source, **settings):
 def only_pairs(data, learner):
     """Without the evaluation's prompts, which are the embedded world's."""
     data._preview = learner
-    data.reviews["train"] = data.load("train")
+    data.rows["train"] = data.load("train")
     return {"first": data.visible(data.examples("train")[0])}
 
 

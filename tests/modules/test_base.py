@@ -6,7 +6,7 @@ from lightning import Trainer
 
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli import error_translation
-from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
+from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, TextDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
@@ -34,7 +34,7 @@ def make_trainer(tmp_path, *callbacks, **settings):
 @pytest.mark.parametrize(
     ("stage", "kind", "data"),
     [
-        ("sft", SFTModule, ReviewDataModule),
+        ("sft", SFTModule, TextDataModule),
         ("dpo", DPOModule, PreferenceDataModule),
         ("rloo", RLOOModule, PromptDataModule),
     ],
@@ -73,4 +73,4 @@ def test_training_without_an_estimator_is_refused_and_evaluation_is_not(chain, t
 def test_infinite_data_need_a_number_of_steps(tmp_path, settings, message):
     module = SFTModule(policy_config={"model_type": "gpt2"})
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path, **settings).fit(module, datamodule=ReviewDataModule(**SIZES))
+        make_trainer(tmp_path, **settings).fit(module, datamodule=TextDataModule(**SIZES))

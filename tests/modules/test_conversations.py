@@ -8,7 +8,7 @@ import torch
 from chat_tokenizer import by_hand, chat_tokenizer, message
 from written import save, write_rows, write_splits
 
-from lit_klrb.data.modules import ReviewDataModule
+from lit_klrb.data.modules import TextDataModule
 from lit_klrb.models.loading import CLASSIFIER, fresh_model
 from lit_klrb.modules.dpo import DPOModule
 from lit_klrb.rewards import load_reward
@@ -93,7 +93,7 @@ def test_preferences_of_conversations_are_tokens_of_the_template(fit, folder, mo
 
 def test_whole_conversations_end_with_one_eos(folder):
     tokenizer = chat_tokenizer()
-    data = ReviewDataModule(source="unused", max_tokens=64, system_prompt="Be")
+    data = TextDataModule(source="unused", max_tokens=64, system_prompt="Be")
     learner = SimpleNamespace(tokenizer=tokenizer, trained=SimpleNamespace(config=None), reads=data.contents)
     data.trainer = SimpleNamespace(lightning_module=learner, max_steps=-1)
     rows = [{"messages": [message("user", "Hi"), message("assistant", f"Yes {n}")]} for n in range(40)]

@@ -8,10 +8,10 @@ from runs import in_processes
 from written import save, write_rows
 
 from lit_klrb.data.modules import (
-    LabelledReviewDataModule,
+    LabelledTextDataModule,
     PreferenceDataModule,
     PromptDataModule,
-    ReviewDataModule,
+    TextDataModule,
     TextPairDataModule,
 )
 from lit_klrb.estimators import EstimatorMemory, MonteCarlo
@@ -77,9 +77,9 @@ def make(kind, root):
     p, q, classifier = (str(root / name) for name in ("p", "q", "classifier"))
     sampled = {"policy_path": p, "reference_path": q, "max_new_tokens": 6}
     if kind is SFTModule:
-        return kind(policy_path=p), ReviewDataModule
+        return kind(policy_path=p), TextDataModule
     if kind in (RewardModule, PairwiseRewardModule):
-        data = LabelledReviewDataModule if kind is RewardModule else TextPairDataModule
+        data = LabelledTextDataModule if kind is RewardModule else TextPairDataModule
         return kind(classifier_path=classifier), data
     if kind is DPOModule:
         return kind(**sampled, reward_path=classifier, beta=0.5), PreferenceDataModule

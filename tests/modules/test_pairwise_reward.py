@@ -12,7 +12,7 @@ from written import save, write_rows
 
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.kinds import Row
-from lit_klrb.data.modules import LabelledReviewDataModule, TextPairDataModule
+from lit_klrb.data.modules import LabelledTextDataModule, TextPairDataModule
 from lit_klrb.data.prompts import grammar_pairs
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -155,7 +155,7 @@ def test_a_text_is_its_prompt_and_its_completion(tmp_path):
     tokenizer = chat_tokenizer()
     data = data_of(tokenizer, write_rows(tmp_path / "pairs.jsonl", rows))
     data.setup("fit")
-    for pair, ids in zip(data.reviews["train"], data.examples("train"), strict=True):
+    for pair, ids in zip(data.rows["train"], data.examples("train"), strict=True):
         assert ids == tuple(tokenizer(pair.prompt + end)["input_ids"] for end in (" yes", " no"))
         assert ids[0][0] == tokenizer.bos_token_id
     data.system_prompt = "Be"
@@ -171,13 +171,13 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
     data.setup("fit")
     with caplog.at_level(logging.WARNING):
         kept = data.examples("train")
-    assert 0 < len(kept) < len(data.reviews["train"])
+    assert 0 < len(kept) < len(data.rows["train"])
     assert all(max(map(len, pair)) <= 12 for pair in kept)
     assert "longer than max_tokens=12" in caplog.text
-    data.reviews["train"] += [Row("", ("same", "same"))]
+    data.rows["train"] += [Row("", ("same", "same"))]
     assert data.examples("train") == kept
     assert "1 chosen equals rejected" in caplog.text
-    data.reviews["train"] = [Row("", ("same", "same"))] * 2
+    data.rows["train"] = [Row("", ("same", "same"))] * 2
     with pytest.raises(ConfigurationError, match=r"^source: .* 2 of 2 train .*chosen equals rejected"):
         data.examples("train")
     data.setup("fit")
@@ -189,7 +189,7 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
         data.examples("train")
 
 
-@pytest.mark.parametrize("kind", [TextPairDataModule, LabelledReviewDataModule])
+@pytest.mark.parametrize("kind", [TextPairDataModule, LabelledTextDataModule])
 def test_rows_that_are_cut_are_counted_once(tmp_path, caplog, kind):
     length = {n: 30 if n % 4 == 0 else 3 for n in range(80)}
     texts = {n: f"{n} " + "y" * length[n] for n in length}
@@ -198,8 +198,8 @@ def test_rows_that_are_cut_are_counted_once(tmp_path, caplog, kind):
     data = data_of(chat_tokenizer(), source, kind=kind, max_tokens=12, overlong="cut")
     data.setup("fit")
     data.examples("train")
-    cut = sum("yyyyy" in row.answers[0] for row in data.reviews["train"])
-    total = len(data.reviews["train"])
+    cut = sum("yyyyy" in row.answers[0] for row in data.rows["train"])
+    total = len(data.rows["train"])
     assert data.selections["train"].summary()["cut"] == cut > 0
     assert f"the answers of {cut} of {total} train rows are cut to max_tokens=12" in caplog.text
     data.overlong = "refuse"
@@ -213,7 +213,7 @@ def test_a_pair_whose_cut_texts_are_equal_is_not_counted_as_cut(tmp_path):
     rows = [{"chosen": f"{n} yes", "rejected": f"{n} no"} for n in range(40)]
     data = data_of(chat_tokenizer(), write_rows(tmp_path / "rows.jsonl", rows), max_tokens=12, overlong="cut")
     data.setup("fit")
-    data.reviews["train"] += [Row("", ("y" * 20, "y" * 21))]
+    data.rows["train"] += [Row("", ("y" * 20, "y" * 21))]
     data.examples("train")
     shown = data.selections["train"].summary()
     assert (shown["cut"], shown["left_out"]) == (0, {"chosen equals rejected": 1})
@@ -224,9 +224,9 @@ def test_texts_without_a_label_are_counted(tmp_path, caplog):
     source = write_rows(tmp_path / "rows.jsonl", rows)
     loaded = load_rows(Source(source, "labels"))
     unknown = sum(row.label is None for row in loaded)
-    data = data_of(chat_tokenizer(), source, kind=LabelledReviewDataModule)
+    data = data_of(chat_tokenizer(), source, kind=LabelledTextDataModule)
     data.setup("fit")
-    assert len(data.reviews["train"]) == len(loaded) - unknown
+    assert len(data.rows["train"]) == len(loaded) - unknown
     line = f"{source}: {unknown} of {len(loaded)} train rows are left out: no label"
     assert caplog.messages.count(line) == 1
 
@@ -234,7 +234,7 @@ def test_texts_without_a_label_are_counted(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([*PAIRS[:2]], "data: LabelledReviewDataModule provides labelled reviews, but PairwiseRewardModule"),
+        ([*PAIRS[:2]], "data: LabelledTextDataModule provides labelled texts, but PairwiseRewardModule"),
         (
             [*PAIRS, "--data.source", "{texts}"],
             "data.init_args.source: {texts}: 60 of 60 train rows cannot be read: 60 no column chosen",

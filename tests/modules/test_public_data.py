@@ -158,7 +158,7 @@ REPORTS = {
     ),
 }
 KINDS = {
-    "sft": ("SFTModule", "ReviewDataModule", ["policy_path"], "policy"),
+    "sft": ("SFTModule", "TextDataModule", ["policy_path"], "policy"),
     "dpo": ("DPOModule", "PreferenceDataModule", ["reference_path"], "policy"),
     "rloo": ("RLOOModule", "PromptDataModule", ["policy_path", "reference_path"], "policy"),
     "pairs": ("PairwiseRewardModule", "TextPairDataModule", ["classifier_path"], "classifier"),
