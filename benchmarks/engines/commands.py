@@ -36,6 +36,7 @@ TELLING = (
     "error: ",
     "run now",
     "run elsewhere",
+    "goes on",
 )
 
 
@@ -147,18 +148,29 @@ def new_folder(title: str) -> Path:
     return root
 
 
-def six_cells(title: str) -> Path:
-    """A plan of the demo with short stages, one beta and one replicate: six cells, in a folder of its own."""
+def six_cells(title: str, *, sft: int = 40, processes: int = 1, gpus: int = 0) -> Path:
+    """A plan of the demo with short stages, one beta and one replicate: six cells, in a folder of its own.
+
+    Args:
+        title: Of the sweep.
+        sft: Steps of the first stage.
+        processes: In which each cell of the last stage trains.
+        gpus: Of its own that each cell gets.
+    """
     plan = yaml.safe_load(Path("configs/demo/sweep.yaml").read_text())
     plan |= {"directory": str(new_folder(title).absolute()), "name": "engines"}
     plan["grid"] |= {"beta": {0: 0.3}, "replicates": 1}
-    for stage, steps in {"sft": 40, "dpo": 10, "study": 6, "rloo": 6}.items():
+    for stage, steps in {"sft": sft, "dpo": 10, "study": 6, "rloo": 6}.items():
         short = {
             "trainer.max_steps": steps,
             "trainer.val_check_interval": steps,
             "data.init_args.eval_size": 64,
         }
         plan["stages"][stage]["overrides"] = plan["stages"][stage].get("overrides", {}) | short
+        plan["stages"][stage] |= {"threads": 1, **({"gpus": gpus} if gpus else {})}
+    if processes > 1:
+        two = {"trainer.devices": processes, "trainer.strategy": "ddp"}
+        plan["stages"]["rloo"]["overrides"] |= two
     return written(title, plan)
 
 

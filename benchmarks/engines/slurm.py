@@ -1,7 +1,12 @@
-"""A cluster of SLURM with two nodes on this machine: sweeps by jobs, and a run that is requeued."""
+"""A cluster of SLURM with two nodes on this machine: sweeps by jobs, and a run that is requeued.
 
+Each node declares a GPU that it does not have, so that jobs can ask for one.
+"""
+
+import contextlib
 import getpass
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -12,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from analysis.design.resources import VISIBLE
 from benchmarks.engines.commands import (
     fit,
     fit_command,
@@ -50,12 +56,17 @@ SlurmctldPidFile={folder}/controller.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/controller.log
 SlurmdLogFile={folder}/%n.log
-NodeName=one,two NodeHostname={host} NodeAddr=127.0.0.1 Port={first},{second} CPUs=2
+NodeName=one,two NodeHostname={host} NodeAddr=127.0.0.1 Port={first},{second} CPUs=2 Gres=gpu:1
+GresTypes=gpu
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
+# A file that is there in place of the card's
+GPUS = "AutoDetect=off\nNodeName=one,two Name=gpu File=/dev/null\n"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 # Long enough that a run is warned, and then taken away, before its end.
 STEPS = ["--trainer.max_steps", 300, "--trainer.val_check_interval", 100]
+# How often a cell is taken away, after some steps each time, and its steps.
+TIMES, LONG = 8, 300
 
 
 def asked(*words: str, script: str | None = None) -> str:
@@ -73,6 +84,7 @@ def cluster(mount: str = "") -> Iterator[None]:
         file, key, heard = (folder / name for name in ("slurm.conf", "key", "munge.socket"))
         ports = {"port": PORT, "first": PORT + 1, "second": PORT + 2}
         file.write_text(CONFIGURATION.format(host=host, user=user, folder=folder, **ports))
+        (folder / "gres.conf").write_text(GPUS)
         key.touch(0o600)
         key.write_bytes(os.urandom(1024))
         places = [
@@ -134,6 +146,64 @@ def drained() -> bool:
     return tell(title, code, started) and same_results(title, "sweep local") and done
 
 
+def preempted() -> bool:
+    """Cells as jobs that ask for a GPU, the last of two processes; the first is taken away eight times.
+
+    SLURM may not start its job again, as the coordinator submits another.
+    """
+    title, whole = "sweep slurm preempted", "sweep local in two processes"
+    cells = {"sft": LONG, "processes": 2}
+    done = ran(whole, sweep_command(six_cells(whole, **cells)))
+    started, jobs, seen = time.monotonic(), list[set[str]](), set[str]()
+    plan = six_cells(title, **cells, gpus=1)
+    with running(title, sweep_command(plan, "--launcher", "slurm")) as process:
+        for attempt in range(TIMES):
+
+            def trained(attempt: int = attempt) -> bool:
+                jobs.append(set(asked("squeue", "-h", "-n", "sft", "-t", "R,CG", "-o", "%A").split()))
+                metrics = [*folder_of(title).rglob(f"attempt_{attempt}/metrics.csv")]
+                return process.poll() is not None or any(len(rows_of(path)) > 3 for path in metrics)
+
+            wait_until(trained, f"steps of attempt {attempt}")
+            if process.poll() is not None:
+                break
+            (job,) = jobs[-1]
+            if attempt == 0:
+                refused = subprocess.run(["scontrol", "requeue", job], capture_output=True, check=False)
+                done = done and refused.returncode != 0
+                print(f"  SLURM's own requeue: {refused.stderr.decode().strip()}", flush=True)
+            seen |= {gpus_of_job(job)}
+            asked("scancel", "--signal=TERM", "--batch", job)
+            wait_until(
+                lambda job=job: job not in asked("squeue", "-h", "-o", "%A").split(), f"the end of {job}"
+            )
+        code = process.wait()
+    most, stops = max(map(len, jobs)), log_of(title).read_text().count("goes on from its newer checkpoint")
+    print(f"  at most {most} job of the cell at a time, {stops} stops; each asked for {', '.join(seen)}")
+    alone = most == 1 and stops == TIMES and len(seen) == 1
+    return tell(title, code, started) and same_results(title, whole) and done and alone
+
+
+def rows_of(metrics: Path) -> list[str]:
+    """The lines of a file of metrics."""
+    return metrics.read_text().splitlines()
+
+
+def gpus_of_job(job: str) -> str:
+    """What a job asked for, and what its processes see of it."""
+    shown = asked("scontrol", "--oneliner", "show", "job", job)
+    request = re.search(r"TresPerJob=(\S+)", shown)
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            environment = dict(
+                line.partition("=")[::2] for line in path.read_text(errors="replace").split("\0")
+            )
+            if environment.get("SLURM_JOB_ID") == job and VISIBLE in environment:
+                visible = environment[VISIBLE]
+                return f"{request and request[1]}, {VISIBLE}={visible}"
+    return f"{request and request[1]}, nothing is visible"
+
+
 def misplaced() -> bool:
     """Six cells as jobs, of which a node without the sweep's directory can run none."""
     title = "sweep slurm without a folder"
@@ -150,5 +220,5 @@ def run() -> bool | None:
         print(f"slurm: left out, as this machine has no {missing[0]} (apt-get install slurm-wlm munge)")
         return None
     with cluster():
-        done = [requeued(), drained()]
+        done = [requeued(), drained(), preempted()]
     return all([*done, misplaced()])

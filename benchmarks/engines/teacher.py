@@ -1,4 +1,7 @@
-"""Distillation from a teacher in a server of vLLM, and a sweep in which it is killed and started again."""
+"""Distillation from a teacher in a server of vLLM, alone and beside another one; and a sweep.
+
+In the sweep the server is killed and started again.
+"""
 
 import contextlib
 import json
@@ -56,21 +59,59 @@ def answers() -> bool:
     return False
 
 
-def alike(folder: Path) -> bool:
-    """Distillation from the served teacher, beside the same teacher in memory."""
+def distilled() -> list[object]:
+    """Options of a short distillation of the student, which reads teachers at their most likely tokens."""
     student = ["--model.policy_config", "null", "--model.policy_path", checkpoint_of("student")]
     topk = ["RaoBlackwellTopK", "--kl.estimator.k", 64, "--kl.estimator.support", "reference"]
     words = [*student, "--trainer.max_steps", 6, "--data.batch_size", 8, "--kl.estimator", *topk]
-    words += ["--model.learning_rate", 0.0005]
+    return [*words, "--model.learning_rate", 0.0005, "--model.served_timeout", 120]
+
+
+def same_norms(ours: str, theirs: str) -> bool:
+    """Print by how much the gradients' norms of two runs differ, and whether that is rounding."""
+    pairs = zip(logged(ours, NORM), logged(theirs, NORM), strict=True)
+    differences = [abs(one / other - 1) for one, other in pairs]
+    print(
+        f"  {NORM} of {len(differences)} steps: within {max(differences, default=0):.1e} of itself",
+        flush=True,
+    )
+    return bool(differences) and max(differences) < LIMIT
+
+
+def alike(folder: Path) -> bool:
+    """Distillation from the served teacher, beside the same teacher in memory."""
     titles = {"distillation from a server": ADDRESS, "distillation from memory": folder}
     done = [
-        fit(title, "distill", *words, "--model.reference_path", path, "--model.served_timeout", 120)
-        for title, path in titles.items()
+        fit(title, "distill", *distilled(), "--model.reference_path", path) for title, path in titles.items()
     ]
-    ours, theirs = (logged(title, NORM) for title in titles)
-    difference = max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
-    print(f"  {NORM} of {len(ours)} steps: within {difference:.1e} of itself", flush=True)
-    return all(done) and difference < LIMIT
+    return same_norms(*titles) and all(done)
+
+
+def mixed(folder: Path) -> bool:
+    """Distillation from two teachers, of which a server has one, beside both in memory."""
+    source = new_folder("rows of two teachers")
+    source.mkdir(parents=True)
+    for split, start in {"train": "The", "validation": "This"}.items():
+        nouns = {"film": "a", "cast": "b", "plot": "a", "drama": "b"}
+        rows = [{"prompt": f"{start} {noun} was", "teacher": name} for noun, name in nouns.items()]
+        (source / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "--data.source",
+        source,
+        "--data.train_size",
+        4,
+        "--data.batch_size",
+        4,
+        "--model.reference_path",
+        "null",
+    ]
+    titles = {"two teachers, one of a server": ADDRESS, "two teachers in memory": folder}
+    done = []
+    for title, path in titles.items():
+        teachers = f"{{a: '{path}', b: {checkpoint_of('student')}}}"
+        size = ["--data.eval_size", 4, "--model.teachers", teachers]
+        done.append(fit(title, "distill", *distilled(), *words, *size))
+    return same_norms(*titles) and all(done)
 
 
 def plan_of(title: str) -> Path:
@@ -107,7 +148,8 @@ def run() -> bool:
     where = ["--ckpt_path", small_llama(), "--output_dir", folder]
     done = [ran("export of the teacher", module("lit_klrb", "export", *where))]
     with served(folder) as server:
-        done += [alike(folder), ran(whole, sweep_command(plan_of(whole), "--workers", 1))]
+        done += [alike(folder), mixed(folder)]
+        done.append(ran(whole, sweep_command(plan_of(whole), "--workers", 1)))
         started, command = time.monotonic(), sweep_command(plan_of(title), "--workers", 1)
         with running(title, command) as process:
             wait_until(lambda: results(title), "a result")
