@@ -61,7 +61,7 @@ def is_plain(value: Any) -> bool:
 def check_served(estimator: KLEstimator) -> None:
     """Check that an estimator works from log-probabilities of sampled tokens and of a teacher's own head."""
     nothing, mask = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool)
-    stats = TokenStats(*[nothing] * 2, *[None] * 4, *[nothing] * 4, head_forward_kl=nothing)
+    stats = TokenStats(*[nothing] * 2, *[None] * 4, *[nothing] * 4)._replace(head_forward_kl=nothing)
     try:
         weights = estimator.weights(stats, mask, group_size=2)
         estimator.loss(stats, mask, weights, behaviour_logprobs=nothing)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.kl import MAX_EXPONENT, kl_k3_per_token
+from lit_klrb.functional.credit import MAX_EXPONENT
+from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
 
 

@@ -226,7 +226,7 @@ REFUSED_BY_FIT = {
     "policy_layers: 5 is not a layer: they are 0 to 1": ("--model.policy_layers", "[5]"),
     "63 after a prompt of 8 tokens exceeds the policy's context length, 64": ("--model.max_new_tokens", "63"),
     "trainer.strategy: 'nothing' is refused": ("--trainer.strategy", "nothing"),
-    "data: TextDataModule provides reviews, but RLOOModule needs prompts": ("--data", "TextDataModule"),
+    "data: TextDataModule provides texts, but RLOOModule needs prompts": ("--data", "TextDataModule"),
 }
 
 
