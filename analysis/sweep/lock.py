@@ -81,10 +81,10 @@ def _moment() -> dict[str, str | None]:
     """Time and commit of the present folder, with `-dirty` if its files have changed since."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        told = ""
-    return {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": told or None}
+        commit = ""
+    return {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit or None}
 
 
 def _has_begun(directory: Path) -> bool:

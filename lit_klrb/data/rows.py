@@ -149,29 +149,35 @@ def _parts_of(key: str, file: Path) -> Sequence[Any]:
     """The rows of a file, in one list, or in the batches of a table with types."""
     if not suffix_of(file) or not file.is_file():
         raise ConfigurationError(f"{file} is not a file that can be read; {ALLOWED}", key=key)
+    parts: Sequence[Any] = []
     with refusing(f"{file} cannot be read", key=key):
         try:
-            match suffix_of(file):
-                case ".jsonl" | ".json":
-                    return [_json_rows(file)]
-                case ".csv" | ".tsv":
-                    return [_cells(file)]
-                case ".txt":
-                    with _opened(file) as text:
-                        return [[{"text": line.removesuffix("\n")} for line in text]]
+            parts = _read(file)
         except UnicodeDecodeError as error:
             name = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
             remedy = f"iconv -f {name} -t utf-8 {file.name} > new{suffix_of(file)}"
             raise ValueError(f"it is not encoded in UTF-8; if it is {name}: {remedy}") from error
-        import pyarrow  # slow to import
-        from pyarrow import parquet
+    return parts
 
-        packed = file.name.endswith(".gz")
-        if not file.stat().st_size:
-            return []
-        content = pyarrow.BufferReader(gzip.decompress(file.read_bytes())) if packed else file
-        return list(parquet.ParquetFile(content).iter_batches())
-    raise AssertionError("unreachable")
+
+def _read(file: Path) -> Sequence[Any]:
+    """The parts of a file, by its suffix."""
+    match suffix_of(file):
+        case ".jsonl" | ".json":
+            return [_json_rows(file)]
+        case ".csv" | ".tsv":
+            return [_cells(file)]
+        case ".txt":
+            with _opened(file) as text:
+                return [[{"text": line.removesuffix("\n")} for line in text]]
+    import pyarrow  # slow to import
+    from pyarrow import parquet
+
+    packed = file.name.endswith(".gz")
+    if not file.stat().st_size:
+        return []
+    content = pyarrow.BufferReader(gzip.decompress(file.read_bytes())) if packed else file
+    return list(parquet.ParquetFile(content).iter_batches())
 
 
 def _json_rows(file: Path) -> list[RawRow]:

@@ -12,7 +12,7 @@ import torch
 
 from lit_klrb.cli.certify import CLAIMS, has_gradient
 from lit_klrb.cli.gradients import describe
-from lit_klrb.cli.loss_roles import TEACHER_K, BoundLoss
+from lit_klrb.cli.loss_roles import ROLE_OF, ROLES, SYNONYMS, TEACHER_K, BoundLoss
 from lit_klrb.cli.main import main
 from lit_klrb.estimators.certificate import certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossInputs, worlds
@@ -266,3 +266,12 @@ def test_json_has_what_the_page_has(capsys):
     assert found["on_policy"]["small_batch"]["bias"] == verdict.small_batch.bias
     assert set(found["on_policy"]["levels"][0]["cosines"]) == set(KNOWN)
     assert found["roles"] == {"logprobs": "logprobs", "ref_logprobs": "ref_logprobs", "mask": "mask"}
+
+
+def test_every_name_has_one_role():
+    assert set(SYNONYMS) <= set(ROLES)
+    names = [(name, role) for role, names in SYNONYMS.items() for name in {role, *names.split()}]
+    assert dict(names).items() <= ROLE_OF.items()
+    assert len(dict(names)) == len(names)
+    assert all(ROLE_OF[role] == role for role in ROLES)
+    assert all(re.fullmatch(r"[a-z_]+", name) for name in ROLE_OF)

@@ -112,7 +112,7 @@ def test_other_weights_than_the_published_ones_are_refused(chain, published, tmp
     load_model("policy_path", str(path.with_name("previous.ckpt")))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", None])
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, None])
 def test_a_published_result_that_cannot_be_read(published, content):
     path, result = published
     result.mkdir() if content is None else result.write_text(content)

@@ -38,6 +38,16 @@ def test_weights_of_the_user_are_kept(chain, tmp_path, capsys):
     assert contents(tmp_path) == before
 
 
+def test_one_file_more_keeps_an_export_too(chain, tmp_path, capsys):
+    assert export(chain, tmp_path / "policy") == 0
+    (tmp_path / "policy" / "notes.md").write_text("mine")
+    before = contents(tmp_path)
+    capsys.readouterr()
+    assert export(chain, tmp_path / "policy", "dpo") == 2
+    assert "contains notes.md and is not an earlier export" in one_line_of(capsys)
+    assert contents(tmp_path) == before
+
+
 def test_new_empty_linked_and_earlier_folders(chain, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "behind")

@@ -1,6 +1,7 @@
 """The model card of an export, and adapters."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import load_model
-from lit_klrb.run.card import MARK, model_card
+from lit_klrb.run.card import MARK, MAX_SUMMARY, model_card
 
 
 def export(chain, target, *more, stage="rloo"):
@@ -69,6 +70,19 @@ def test_what_a_checkpoint_says_is_text_in_its_card():
     assert rows[2:] == [f"| {row.split(' | ')[0][2:]} | {expected} |" for row in rows[2:]]
     assert len(rows) == 9
     assert len(model_card({"global_step": 9999 * "x"}, Path("none"), "")) < 1000
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "large"])
+def test_a_summary_that_is_none_is_not_quoted(tmp_path, kind):
+    summary = tmp_path / "summary.json"
+    if kind == "pipe":
+        os.mkfifo(summary)
+    elif kind == "device":
+        summary.symlink_to("/dev/zero")
+    else:
+        spaces, content = MAX_SUMMARY * " ", '{"weights_sha256": "", "final": {"kl": 1, "kl_se": 1}}'
+        summary.write_text(200_000 * "[" if kind == "deep" else spaces + content)
+    assert "nats" not in model_card({}, tmp_path, "")
 
 
 def test_an_export_is_replaced_with_its_card_but_not_with_a_users(chain, tmp_path, capsys):

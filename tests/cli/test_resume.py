@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from datetime import timedelta
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from runs import assert_same_run, contents, differences, equal, trained, weights_of, with_callback
 
+from lit_klrb.callbacks import RunCheckpoint
 from lit_klrb.cli import lightning as cli
 
 EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
@@ -241,6 +243,14 @@ def test_saving_takes_a_twentieth_of_the_time_at_most(chain, tmp_path, monkeypat
     monkeypatch.setattr(cli.CheckpointFiles, "save_checkpoint", slow)
     assert chain.run("fit", "sft", run=tmp_path) == 0
     assert saved == steps
+
+
+def test_a_minute_is_all_that_a_kill_may_cost(chain):
+    default = RunCheckpoint(dirpath=chain.root)
+    assert default._train_time_interval == timedelta(minutes=1)
+    by_steps = RunCheckpoint(dirpath=chain.root, every_n_train_steps=3)
+    assert by_steps._train_time_interval is None
+    assert default.state_key == by_steps.state_key
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -116,6 +117,7 @@ def test_invalid_csv_files_are_refused(write, text, message):
     ("name", "text", "message"),
     [
         ("a.jsonl", '{"a": 1}\n{"a": ', r"a.jsonl: line 2: is not JSON"),
+        ("a.json", "[" * 100_000, r"nested too deeply|is not JSON"),
         ("a.txt", "", r"a.txt: .txt is not allowed"),
         ("a.csv", "caf\udce9", r"byte 3 is not UTF-8"),
     ],
@@ -125,6 +127,12 @@ def test_files_whose_content_contradicts_their_suffix_are_refused(tmp_path, name
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigurationError, match=message):
         read_rows(path)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "log.csv")
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        read_rows(tmp_path / "log.csv")
 
 
 def test_two_rows_of_one_step_must_agree(write):

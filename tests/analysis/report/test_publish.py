@@ -120,7 +120,7 @@ def test_an_archive_without_results_is_one_line(tmp_path, capsys, content, messa
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("line", [b"[1, 2]", b'{"checksum": 3}'])
+@pytest.mark.parametrize("line", [b"[1, 2]", b"[" * 5000, b'{"checksum": 3}'])
 def test_a_line_of_another_shape_is_a_problem(published, line):
     with unpack(published).open("ab") as file:
         file.write(line)

@@ -1,14 +1,16 @@
 """Times of cells: what is no time is named in one line, and never rules out a verdict."""
 
 import json
+import os
 
 import pytest
 from synthetic import digest, write_sweep
 
 from analysis.checks import load_sweep
 from analysis.results import layout
+from analysis.results.store import read_time
 
-NOT_TIMES = ["", "x", "-1", "0", "nan", "inf", "-inf", "1e10", "1 2", "[1]"]
+NOT_TIMES = ["", "x", "-1", "0", "nan", "inf", "-inf", "1e10", "1 2", "9" * 10_000, "[1]"]
 
 
 @pytest.fixture
@@ -64,6 +66,15 @@ def test_a_file_without_a_time_is_named(runs, content):
     assert load_sweep(runs).seconds == dict.fromkeys(others, 2.0)
 
 
+@pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_something_else_than_a_file_is_named(runs, place):
+    first, *_ = names(runs)
+    time_of(runs, first).unlink()
+    place(time_of(runs, first))
+    assert problems(runs) == [f"cells/{first}/seconds: not a time from 0.001 to 1e+09 seconds"]
+    assert read_time(time_of(runs, first)) is None
+
+
 def test_a_result_without_a_time_is_no_problem(runs):
     """That of a resumed run is unknown."""
     first, *others = names(runs)
@@ -85,7 +96,7 @@ def test_a_published_value_that_is_no_time_is_named(runs, value):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "3", '{"a": NaN}', "\ufeff", '"\\ud800"', "{}", '{"checksum": "0"}'],
+    ["", "[]", "3", "[" * 10**5, '{"a": NaN}', "\ufeff", '"\\ud800"', "{}", '{"checksum": "0"}'],
     ids=lambda content: repr(content[:9]),
 )
 def test_damaged_published_times_are_one_line(runs, content):

@@ -9,6 +9,7 @@ import sys
 import pytest
 from sweep_project import HERE, wait_until
 
+from analysis.sweep.job import FAILED
 from analysis.sweep.launchers import Options, launcher, slurm
 from analysis.sweep.launchers.slurm import SlurmLauncher
 from lit_klrb.errors import ConfigurationError
@@ -86,6 +87,15 @@ def test_a_node_that_cannot_run_cells_is_named_once_and_costs_no_attempt(project
     assert "run again" not in output
     submitted = (cluster / "submitted").read_text().splitlines()
     assert ["--exclude=two" in line for line in submitted] == [False, True, True, True, True]
+
+
+def test_an_odd_file_in_place_of_an_exit_code_is_one_line(tmp_path):
+    for content in ("", "soon", "x y z", "1.5 one "):
+        (tmp_path / "exit").write_text(content)
+        assert slurm._exit_of(tmp_path / "exit")[0] == FAILED
+        assert slurm._exit_of(tmp_path / "exit")[2] == f"{tmp_path / 'exit'} holds no exit code"
+    (tmp_path / "exit").write_text("143 one a b")
+    assert slurm._exit_of(tmp_path / "exit") == (143, "one", "a b")
 
 
 def test_what_cannot_be_is_refused_in_one_line(monkeypatch, tmp_path, project):
