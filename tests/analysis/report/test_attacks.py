@@ -312,6 +312,10 @@ WITHHELD = {
         change(ARM, lambda made: [made["curves"].pop(f"train/{key}") for key in ("reward", "kl")]),
         "runs without curves of training, which others have: 10 of RaoBlackwell",
     ),
+    "no evaluations before the last in one arm": (
+        change(ARM, lambda made: [made["curves"].pop(key) for key in [*made["curves"]] if key[:4] == "val/"]),
+        "runs without evaluations before the last, which others have: 10 of RaoBlackwell",
+    ),
     "no versions in one arm": (
         change(ARM, lambda made: made.update(versions={})),
         "runs without versions, which others have: 10 of RaoBlackwell",
