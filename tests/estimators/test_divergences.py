@@ -12,8 +12,9 @@ from enumerated import Case, Variation, expected_gradient, rows_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.estimators.enumerated_loss import worlds
-from lit_klrb.functional import token_stats
+from lit_klrb.functional import TopK, token_stats
 from lit_klrb.functional.enumeration import exact_kl_gradient, num_prefixes
+from lit_klrb.functional.topk import sampled_forward_tail
 
 TOLERANCE = 1e-10
 CASES = {
@@ -81,8 +82,29 @@ def test_the_forward_kl_of_a_head_and_a_sampled_tail_has_the_same_gradient(disco
         how = {"off_policy": behind, "beta": None, "variation": variation}
         gradient = expected_gradient(case, estimator, 1, **how)
         assert (gradient - expected).abs().max() < TOLERANCE, (behind, off_policy, k, variation)
+    assert not estimator.is_fusable  # the loss of a tile has no forward KL of a head
     with pytest.raises(ConfigurationError, match=r"^divergence: must be reverse or forward with a head"):
         RaoBlackwellTopK(divergence="jsd")
+
+
+@pytest.mark.parametrize("topk", [None, TopK(1), TopK(2, "reference"), TopK(3)])
+def test_the_value_of_a_head_and_a_sampled_tail_has_the_forward_kl_as_its_mean(topk):
+    case, estimator = CASES["markov"], RaoBlackwellTopK(divergence="forward")
+    tokens, mask = case.sequences
+    p, q = (model.token_logits(tokens).log_softmax(-1) for model in (case.policy, case.reference))
+    exact = torch.where(mask, divergence(p, q, "forward"), 0).sum(1)
+    value = estimator.value(case.stats(case.policy.logits, topk), mask)
+    probability = case.policy.logprobs(tokens, mask).exp()
+    torch.testing.assert_close(probability @ value, probability @ exact, rtol=0, atol=1e-12)
+
+
+def test_the_forward_tail_of_a_token_that_the_reference_never_writes_is_one():
+    """w log w - w + 1 is 1 at w = q / p = 0."""
+    _, stats = CASES["markov"].current(TopK(1))
+    outside = stats._replace(
+        ref_logprobs=torch.full_like(stats.logprobs, -torch.inf), in_head=torch.zeros_like(stats.logprobs)
+    )
+    torch.testing.assert_close(sampled_forward_tail(outside), torch.ones_like(stats.logprobs))
 
 
 def test_the_targets_differ_and_the_ends_are_the_kls():

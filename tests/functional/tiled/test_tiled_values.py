@@ -37,8 +37,8 @@ READINGS = {
     "forward": {"jsd_weight": 1.0, "token_values": token_values(make_case()), "tile_size": 4},
     "whole_head": {"topk": TopK(23), "logit_softcap": 2.0, "tile_size": 4},
 }
-FORWARD, HEAD_KL, HEAD_MASS, JSD = map(
-    TokenStats._fields.index, ("forward_kl", "head_kl", "head_mass", "jsd")
+FORWARD, HEAD_KL, HEAD_MASS, HEAD_FORWARD, JSD = map(
+    TokenStats._fields.index, ("forward_kl", "head_kl", "head_mass", "head_forward_kl", "jsd")
 )
 
 
@@ -63,6 +63,7 @@ def test_statistics_and_gradients_are_those_of_whole_logits(reading, biased, ret
         *([0], [2], [3], [0, 2], [0, 2, 3], [FORWARD], [0, 2, FORWARD]),
         *([[5], [0, 2, 5], [0, 2, 3, 5, FORWARD]] if valued else []),
         *([[HEAD_KL], [0, HEAD_KL, HEAD_MASS], [0, 2, 3, HEAD_KL]] if "topk" in options else []),
+        *([[HEAD_FORWARD], [0, HEAD_KL, HEAD_FORWARD]] if "topk" in options else []),
         *([[JSD], [0, JSD], [0, 2, 3, FORWARD, JSD]] if "jsd_weight" in options else []),
         *([[0, 5, HEAD_KL, HEAD_MASS]] if valued and "topk" in options else []),
     ):
