@@ -82,7 +82,8 @@ def test_the_forward_kl_of_a_head_and_a_sampled_tail_has_the_same_gradient(disco
         how = {"off_policy": behind, "beta": None, "variation": variation}
         gradient = expected_gradient(case, estimator, 1, **how)
         assert (gradient - expected).abs().max() < TOLERANCE, (behind, off_policy, k, variation)
-    assert not estimator.is_fusable  # the loss of a tile has no forward KL of a head
+    # The fused loss has no forward KL of a head
+    assert [RaoBlackwellTopK(divergence=d).is_fusable for d in ("reverse", "forward")] == [True, False]
     with pytest.raises(ConfigurationError, match=r"^divergence: must be reverse or forward with a head"):
         RaoBlackwellTopK(divergence="jsd")
 
