@@ -51,7 +51,7 @@ def test_the_checkpoint_before_the_newest_is_kept(tmp_path):
 
 def killed_at(line, action):
     """Run `action` in a process of its own that is gone at the n-th line of the code that writes."""
-    ours = {checkpoints.__file__, files.__file__}
+    ours = {checkpoints.__file__, files.writing.__file__}
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
