@@ -42,8 +42,8 @@ LONGEST = 2**20
 LIMITS = "max_position_embeddings", "max_seq_len"
 # Seconds before the first retry of a reward that gets no answer; each further one takes twice as long.
 PATIENCE = 5
-# Texts of different lengths, on which a classifier is tried.
-TRIAL = ("a", "a film", "a film that I saw")
+# Texts of different lengths, that check a classifier.
+PROBE = ("a", "a film", "a film that I saw")
 
 
 class Reward(Protocol):
@@ -76,7 +76,7 @@ class GrammarReward:
         words = [word for text in texts for word in split_words(text)]
         unknown = [word for word in words if word not in self.known]
         if len(unknown) > len(words) / 3:
-            about = f"{len(unknown)} of {len(words)} words are not theirs, such as {unknown[0]!r}"
+            about = f"{len(unknown)} of {len(words)} words are not in its vocabulary, such as {unknown[0]!r}"
             problem = f"grammar scores the embedded reviews only, and {about}"
             raise ConfigurationError(f"{problem}; name a classifier or package.module:function", key=KEY)
         return torch.tensor([self.grammar.clipped_log_odds(text) for text in texts])
@@ -326,7 +326,7 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
 
 def _check_padding(reward: ClassifierReward) -> None:
     """Check that padding changes no score, as it does where a classifier reads the last position."""
-    together, alone = reward(TRIAL), torch.cat([reward([text]) for text in TRIAL])
+    together, alone = reward(PROBE), torch.cat([reward([text]) for text in PROBE])
     rounding = max(1e-3, 16 * torch.finfo(reward.classifier.dtype).eps)
     if (together - alone).abs().max() > rounding * max(1.0, float(alone.abs().max())):
         raise ConfigurationError("the padding of shorter texts changes its scores")

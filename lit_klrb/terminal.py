@@ -54,13 +54,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     lines = any(len(cell) >= _LONG for row in rows for cell in row)
     table = text_table(header, rows, lines)
-    cells = [[str(name), *(row[place] for row in rows)] for place, name in enumerate(header)]
+    cells = [[str(name), *(row[column] for row in rows)] for column, name in enumerate(header)]
     widths = [max(map(len, column)) for column in cells]
     words = [max(len(word) for text in column for word in [*text.split(), ""]) for column in cells]
     space = console.width - (3 if lines else 2) * len(cells) - 1
     # The widest columns wrap first, and no word is broken where that is possible
     while sum(widths) > space and widths != words:
-        widest = max(range(len(cells)), key=lambda place: (widths[place] > words[place], widths[place]))
+        widest = max(range(len(cells)), key=lambda column: (widths[column] > words[column], widths[column]))
         widths[widest] -= 1
     for column, texts, width in zip(table.columns, cells, widths, strict=True):
         column.justify = "right" if all(map(_NUMBER.fullmatch, texts[1:])) else "left"

@@ -16,7 +16,7 @@ MAX_ERROR = 0.2
 ESTIMATOR = "kl.estimator", "kl.final_discount", "kl.final_forward_share"
 
 
-def unread_settings(kind: type) -> tuple[str, ...]:
+def unread_settings(module_class: type) -> tuple[str, ...]:
     """The keys, with all below them, that a class of modules does not read.
 
     Example:
@@ -24,9 +24,9 @@ def unread_settings(kind: type) -> tuple[str, ...]:
         >>> unread_settings(RLOOModule), unread_settings(SFTModule)
         ((), ('kl',))
     """
-    if not issubclass(kind, OnPolicyModule):
+    if not issubclass(module_class, OnPolicyModule):
         return ("kl",)
-    return () if kind.uses_kl_estimator else ESTIMATOR
+    return () if module_class.uses_kl_estimator else ESTIMATOR
 
 
 @final

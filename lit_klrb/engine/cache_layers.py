@@ -91,9 +91,9 @@ def _allocate(layer: DynamicLayer, max_new_tokens: int) -> tuple[Tensor, Tensor]
     """
     assert layer.keys is not None
     assert layer.values is not None
-    kind = layer.keys.device.type
-    attention_dtype = torch.float32 if kind == "cpu" else torch.get_autocast_dtype(kind)
-    autocast = torch.is_autocast_enabled(kind)
+    device_type = layer.keys.device.type
+    attention_dtype = torch.float32 if device_type == "cpu" else torch.get_autocast_dtype(device_type)
+    autocast = torch.is_autocast_enabled(device_type)
     keys, values = (
         pad(states.to(attention_dtype) if autocast else states, (0, 0, 0, max_new_tokens))
         for states in (layer.keys, layer.values)

@@ -241,8 +241,8 @@ class ServedTeacher:
     def _read(self, path: str, question: dict[str, Any] | None, limit: int) -> bytes:
         """The bytes of an answer, at most `limit`; the deadline is that of the whole exchange."""
         deadline, parts = time.monotonic() + self.timeout, urlsplit(self.address)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        http = kind(parts.hostname or "", parts.port, timeout=self.timeout)
+        protocol = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        http = protocol(parts.hostname or "", parts.port, timeout=self.timeout)
         http.connect()
         with http.sock as connection:
             http.sock = _InTime(connection, deadline)

@@ -142,8 +142,8 @@ class VLLMBackend:
         return engine
 
 
-def _is_known(kind: type) -> bool:
-    return kind.__module__.startswith("transformers.")
+def _is_known(model_class: type) -> bool:
+    return model_class.__module__.startswith("transformers.")
 
 
 def _padded(rows: list[list[Any]], value: float, like: Tensor) -> Tensor:

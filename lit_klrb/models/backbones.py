@@ -68,8 +68,8 @@ def _on_checkpoint(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
 
 
 def _on_folder(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
-    kind = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
-    check_settings({**settings, "model_type": kind}, (), CLASSIFIER)
+    model_type = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
+    check_settings({**settings, "model_type": model_type}, (), CLASSIFIER)
     model, info = read_folder(path, CLASSIFIER, **settings)
     if not has_weights(model):
         return model
@@ -110,8 +110,8 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     sources = {key: _source(key, stack, layers) for key in kept.state_dict()}
     shapes = {key: value.shape for key, value in kept.state_dict().items()}
     if any(sources[key] not in weights or weights[sources[key]].shape != shapes[key] for key in shapes):
-        kind = model.config.model_type
-        raise ConfigurationError(f"layers of a {kind} model cannot be moved to other places", key=KEY)
+        model_type = model.config.model_type
+        raise ConfigurationError(f"layers of a {model_type} model cannot be moved to other places", key=KEY)
     kept.load_state_dict({key: weights[source] for key, source in sources.items()})
     kept.generation_config = copy.deepcopy(model.generation_config)
     return kept.to(model.dtype).train(model.training)  # type: ignore[arg-type]

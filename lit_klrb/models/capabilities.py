@@ -1,6 +1,6 @@
-"""Trials of a model on a few tokens: what it computes in batches and from cached states.
+"""Capability checks of a model on a few tokens: padding, and keys and values from a cache.
 
-They compare results instead of names, so that nothing depends on a list of architectures.
+They compare logits instead of names, so that nothing depends on a list of architectures.
 """
 
 import inspect
@@ -20,13 +20,13 @@ from lit_klrb.terminal import say_once
 # limit well between, a model's class and settings decide: a resumed run starts from other weights.
 TOLERANCE = 1e-3
 SHORT = torch.bfloat16, torch.float16
-# Tokens that a model is tried on, at most: enough for small windows and for blocks that are read at once.
+# The most tokens of a check: enough for small windows and for blocks that are read at once.
 LENGTH = 16
 # Tokens of padding before the second of two sequences, and the token: one whose embedding is not zero.
 PADDING, PAD = 3, 7
 # Tokens that are read one by one after the others, and how sequences are repeated before them.
 STEPS, ROWS = 4, [1, 0, 1]
-# The least number of tokens of such a trial.
+# The fewest tokens of a check.
 SHORTEST = max(PADDING + 2, STEPS + 1)
 
 # Names of the argument for cached keys and values: transformers 5.24 has renamed it.
@@ -51,7 +51,8 @@ def eval_mode(model: PreTrainedModel) -> Iterator[None]:
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Compute with float32 copies of weights that have 16 bits, of one block of layers at a time.
 
-    So what a trial finds does not depend on the dtype of the weights, whose rounding would hide differences.
+    The result of a check then does not depend on the dtype of the weights, whose rounding would hide
+    differences.
     """
     short = {weight: weight.data for weight in model.parameters() if weight.dtype in SHORT}
     blocks = [
@@ -198,7 +199,7 @@ def _continues_on_probe(model: PreTrainedModel, name: str) -> bool:
 
 
 def probe_tokens(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Two sequences on which a model is tried and their masks, shape [2, N]; the second is padded."""
+    """Two sequences of tokens for checks, and their masks, shape [2, N]; the second is padded."""
     words: Any = model.get_input_embeddings()
     # Some architectures reserve two positions
     positions = (getattr(model.config, "max_position_embeddings", None) or LENGTH + 2) - 2

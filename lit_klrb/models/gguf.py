@@ -51,12 +51,12 @@ class GGUFHeader(NamedTuple):
 
 def gguf_file(path: str | Path) -> Path | None:
     """The GGUF file that a path names, itself or as the only one in a folder without a model."""
-    place = local_path(str(path))
-    if place.suffix == SUFFIX:
-        return place
-    if not place.is_dir() or (place / "config.json").exists():
+    local = local_path(str(path))
+    if local.suffix == SUFFIX:
+        return local
+    if not local.is_dir() or (local / "config.json").exists():
         return None
-    files = sorted(file for file in place.iterdir() if file.suffix == SUFFIX and file.is_file())
+    files = sorted(file for file in local.iterdir() if file.suffix == SUFFIX and file.is_file())
     if len(files) > 1:
         raise ConfigurationError(f"it holds {len(files)} GGUF files; name one, such as {files[0].name}")
     return files[0] if files else None
@@ -122,9 +122,9 @@ def _checked_header(file: Path) -> GGUFHeader:
 
     header = _read_header(file)
     settings = header.settings
-    for name, kind in TYPES.items():
-        if name in settings and type(settings[name]) is not kind:
-            raise ConfigurationError(f"must be of the type {kind.__name__}", key=name)
+    for name, expected in TYPES.items():
+        if name in settings and type(settings[name]) is not expected:
+            raise ConfigurationError(f"must be of the type {expected.__name__}", key=name)
     known = {*GGUF_CONFIG_ARCHS, *GGUF_SUPPORTED_ARCHITECTURES}
     if (architecture := settings.get("general.architecture")) not in known:
         problem = f"{architecture!r} is not an architecture that transformers reads from GGUF files"

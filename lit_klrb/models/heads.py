@@ -23,7 +23,7 @@ from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
 PROBE = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
 # Layers of a cache that hold keys and values alone, through which gradients are right.
 CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-# The largest logit of the trial, at which a cap of the logits shows, and other settings of a head.
+# The largest logit of the check, at which a cap of the logits shows, and other settings of a head.
 LARGEST = 100.0
 # Least number of rows that are read together, and the share of positions that reading by length must spare.
 LEAST, SPARED = 8, 0.1
@@ -69,8 +69,8 @@ class SplitModel(NamedTuple):
             worth: What a pass over equal prompts and each further part must spare; that of the device by
                 default, see `WORTH`.
         """
-        width, kind = rollout.mask.shape[1], rollout.mask.device.type
-        of_prompts, of_parts = worth or WORTH.get(kind, WORTH["cuda"])
+        width, device_type = rollout.mask.shape[1], rollout.mask.device.type
+        of_prompts, of_parts = worth or WORTH.get(device_type, WORTH["cuda"])
         # Processes that share blocks read as many parts: one
         parts = by_length(rollout, 1 if is_sharded(self.model) else MOST, of_parts / self.weights)
         # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
@@ -85,7 +85,7 @@ class SplitModel(NamedTuple):
             prompts = self._prompts(rollout, of_prompts / self.weights) if shares else None
             states = [self._read(rollout.part(*part), prompts, part[0]) for part in parts]
         dtype = self.head.weight.dtype
-        if dtype.itemsize < states[0].dtype.itemsize and not torch.is_autocast_enabled(kind):
+        if dtype.itemsize < states[0].dtype.itemsize and not torch.is_autocast_enabled(device_type):
             # Some architectures add up states in float32 beside weights of 16 bits, and round before the head
             states = [state.to(dtype) for state in states]
         if len(states) == 1:
@@ -148,9 +148,12 @@ def by_length(rollout: Rollout, most: int, worth: float) -> list[tuple[Tensor, i
         Indices of rows, and their largest length from 1 to T; one part if more would spare too little.
     """
     width = rollout.mask.shape[1]
-    places = torch.arange(1, width + 1, device=rollout.mask.device)
+    positions = torch.arange(1, width + 1, device=rollout.mask.device)
     lengths, rows = (
-        (rollout.attention_mask[:, -width:] * places).amax(1).clamp(min=1).sort(descending=True, stable=True)
+        (rollout.attention_mask[:, -width:] * positions)
+        .amax(1)
+        .clamp(min=1)
+        .sort(descending=True, stable=True)
     )
     longest = lengths.tolist()
     for count in range(most, 1, -1):
@@ -172,7 +175,7 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
     depend on a list of architectures.
     """
     backbone, head = model.base_model, model.get_output_embeddings()
-    # Not isinstance: a head with an adapter is a subclass, and a new adapter would pass the trial, as it
+    # Not isinstance: a head with an adapter is a subclass, and a new adapter would pass the check, as it
     # starts at zero
     if backbone is model or not isinstance(backbone, PreTrainedModel) or type(head) is not nn.Linear:
         return None

@@ -29,8 +29,8 @@ def fast_autocast(model: PreTrainedModel) -> Iterator[None]:
 
     Not for passes that the backward pass computes again, which is after the block.
     """
-    kind = model.device.type
-    if not torch.is_autocast_enabled(kind):
+    device_type = model.device.type
+    if not torch.is_autocast_enabled(device_type):
         yield
         return
     # Autocast keeps copies only of weights that require gradients, which a pass without gradients ignores
@@ -40,9 +40,9 @@ def fast_autocast(model: PreTrainedModel) -> Iterator[None]:
     try:
         for weight in frozen:
             weight.requires_grad_(True)
-        if kind == "cpu":
+        if device_type == "cpu":
             ALL_ATTENTION_FUNCTIONS[SDPA] = attention_in_float32
-        with torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=True):
+        with torch.autocast(device_type, torch.get_autocast_dtype(device_type), cache_enabled=True):
             yield
     finally:
         for weight in frozen:

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
 from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.models.capabilities import SHORTEST, eval_mode, has_weights, in_float32, reads_padding
 
-# Number of tokens of the text on which a model is tried.
+# Number of tokens of the text of capability checks.
 PROBE_LENGTH = 10
 # Entries of a model's configuration that name code, such as modules beside the weights or kernels on the hub.
 CODE_KEYS = ("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation")
@@ -57,13 +57,14 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
     """A model with fresh weights, from its configuration as a plain dictionary."""
     settings = dict(config)
     key = role.config_key
-    kind = settings.pop("model_type", None)
-    if kind not in role.architectures:
+    model_type = settings.pop("model_type", None)
+    if model_type not in role.architectures:
         raise ConfigurationError(
-            f"model_type must be the name of an architecture, such as gpt2 or llama, got {kind!r}", key=key
+            f"model_type must be the name of an architecture, such as gpt2 or llama, got {model_type!r}",
+            key=key,
         )
     with refusing(_shown(config), key=key):  # architectures raise all kinds of exceptions
-        made = AutoConfig.for_model(kind, **settings)
+        made = AutoConfig.for_model(model_type, **settings)
         # The dtype of the file from which it once came is kept, but is not that of these weights
         file, made.dtype = made.dtype, None
         model = role.auto_class.from_config(made, trust_remote_code=False)
@@ -96,17 +97,17 @@ def fuse_activations(model: PreTrainedModel) -> None:
 
 def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -> None:
     """Check that the type of a new model has all settings, and that the tokenizer determines none of them."""
-    kind = config.get("model_type")
-    if kind not in role.architectures:
+    model_type = config.get("model_type")
+    if model_type not in role.architectures:
         return  # model_from_config raises
-    known = AutoConfig.for_model(str(kind))
+    known = AutoConfig.for_model(str(model_type))
     for name, value in config.items():
         if name in given:
             raise ConfigurationError(f"{name} follows from the tokenizer; leave it out", key=role.config_key)
         if not hasattr(known, name):
             close = difflib.get_close_matches(name, known.to_dict(), n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ConfigurationError(f"{kind} has no setting {name}{hint}", key=role.config_key)
+            raise ConfigurationError(f"{model_type} has no setting {name}{hint}", key=role.config_key)
         if type(value) is int and value < 0:
             raise ConfigurationError(f"{name} must not be negative, got {value}", key=role.config_key)
 
@@ -132,8 +133,10 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         raise ConfigurationError("its weights give logits that are not finite", key=key)
     rounding = max(1e-3, 16 * torch.finfo(logits.dtype).eps)
     if (logits[0] - logits[1]).abs().max() > rounding * logits.abs().max():
-        kind = model.config.model_type
-        raise ConfigurationError(f"a {kind} model reads the tokens it should predict: not a policy", key=key)
+        model_type = model.config.model_type
+        raise ConfigurationError(
+            f"a {model_type} model reads the tokens it should predict: not a policy", key=key
+        )
     if padding_matters:
         problem = f"padding on the left of a prompt changes what a {model.config.model_type} model predicts"
         raise ConfigurationError(f"{problem}: prompts of different lengths cannot be read together", key=key)

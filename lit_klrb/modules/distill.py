@@ -221,8 +221,8 @@ def _check_names(teachers: Mapping[str, str], reference_path: str | None) -> Non
 def _check_rows(splits: Mapping[str, Sequence[Row]], names: Sequence[str]) -> None:
     """Check that each row names a teacher, and that each teacher has rows to train on."""
     for split, rows in splits.items():
-        found = teachers_of([row.columns for row in rows], names)
-        unused = [name for index, name in enumerate(names) if split == "train" and index not in found]
+        used = teachers_of([row.columns for row in rows], names)
+        unused = [name for index, name in enumerate(names) if split == "train" and index not in used]
         if unused:
             problem = f"no row of the training has {unused[0]} in its column teacher"
             raise ConfigurationError(problem, key="teachers")

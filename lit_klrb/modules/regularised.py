@@ -88,9 +88,9 @@ class Evaluation(NamedTuple):
         return Evaluation(self.rollout.map(every), stats, rewards, count, current)
 
 
-def _is_evaluation(found: Any, rows: int) -> bool:
+def _is_evaluation(stored: Any, rows: int) -> bool:
     """Whether what a cache holds are completions with their token statistics; may raise anything if not."""
-    rollout, stats = Rollout(*found[0]), TokenStats(*found[1])
+    rollout, stats = Rollout(*stored[0]), TokenStats(*stored[1])
     of_tokens = [field for field in (rollout.mask, rollout.logprobs, *stats) if field is not None]
     whole = rollout.tokens.shape == rollout.attention_mask.shape and len(rollout.tokens) == rows
     return whole and stats.kl is not None and {f.shape for f in of_tokens} == {rollout.completions.shape}
@@ -291,7 +291,7 @@ class RegularisedModule(PolicyModule, ABC):
             prompts_read = {name: rows.tolist() for name, rows in own.items() if isinstance(rows, Tensor)}
             key = {**self._start, **drawn, "sampling": asdict(sampling), "prompts": prompts_read}
             sampled, scored = cached(
-                "evaluation", key, compute, lambda found: _is_evaluation(found, len(own["tokens"]) * count)
+                "evaluation", key, compute, lambda stored: _is_evaluation(stored, len(own["tokens"]) * count)
             )
         else:
             sampled, scored = compute()

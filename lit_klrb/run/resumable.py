@@ -33,10 +33,10 @@ def _refuse(path: str, problems: Iterator[str]) -> None:
 
 
 def _problems(checkpoint: Mapping[str, Any]) -> Iterator[str]:
-    for name, kind in PARTS.items():
-        if not isinstance(checkpoint.get(name), kind):
+    for name, expected in PARTS.items():
+        if not isinstance(checkpoint.get(name), expected):
             actual = type(checkpoint[name]).__name__ if name in checkpoint else "missing"
-            yield f"{name} must be {kind.__name__}, got {actual}"
+            yield f"{name} must be {expected.__name__}, got {actual}"
     loop = checkpoint["loops"].get("fit_loop")
     if not isinstance(loop, dict) or not loop:
         yield "loops have no fit_loop"
