@@ -15,7 +15,13 @@ from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_rows
 from lit_klrb.data.prompts import read_prompts
 from lit_klrb.engine.generation import Sampling, generate_completions
-from lit_klrb.estimators import KLEstimator, MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
+from lit_klrb.estimators import (
+    CoarsenedTopK,
+    KLEstimator,
+    MonteCarloRewardToGo,
+    RaoBlackwell,
+    RaoBlackwellTopK,
+)
 from lit_klrb.estimators.recipe import per_token
 from lit_klrb.functional import TopK, tiled_policy_loss, token_stats
 from lit_klrb.functional.tiled import blocks
@@ -28,7 +34,7 @@ from replication.topk_rivals import RIVALS
 from .table import markdown, number
 from .variance import ratio_with_error, traces, trained
 
-KINDS = {kind.__name__: kind for kind in (RaoBlackwellTopK, *RIVALS)}
+KINDS = {kind.__name__: kind for kind in (RaoBlackwellTopK, CoarsenedTopK, *RIVALS)}
 VOCABULARY, DISTANCES = 200, (0.1, 0.5, 1.0)
 SIZES = (1, 8, 32, 128, VOCABULARY)
 DEMO_SIZES = (1, 8, 64)

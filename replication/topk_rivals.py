@@ -1,6 +1,6 @@
-"""Seven estimates of the KL from the k most likely tokens that other software uses, for study.
+"""Six estimates of the KL from the k most likely tokens that other software uses, for study.
 
-Notation as in `lit_klrb.estimators.unbiased`. All have the credit of `RaoBlackwell`; other software uses them
+Notation as in `lit_klrb.estimators.topk`. All have the credit of `RaoBlackwell`; other software uses them
 without credit for the future, which is discount 0.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation, Recipe, Term
 from lit_klrb.estimators.recipe import PerToken
-from lit_klrb.estimators.unbiased import TopKEstimator
+from lit_klrb.estimators.topk import TopKEstimator
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.topk import outside_head, sampled_term
 
@@ -61,15 +61,6 @@ def _renormalised(stats: TokenStats) -> Tensor:
     return torch.where(present, _truncated(stats) / mass - mass.log() + ref_mass.log(), 0)
 
 
-def _bucket(stats: TokenStats) -> Tensor:
-    """The KL of both models with all tokens outside H merged into one."""
-    _, mass, ref_mass = _sums(stats)
-    tail, ref_tail = (1 - mass).clamp(min=0), (1 - ref_mass).clamp(min=0)
-    inside = (tail > 0) & (ref_tail > 0)
-    tail, ref_tail = (torch.where(inside, field, 1) for field in (tail, ref_tail))
-    return _truncated(stats) + torch.where(inside, tail * (tail.log() - ref_tail.log()), 0)
-
-
 def _detached_tail(stats: TokenStats) -> Tensor:
     log_ratio = outside_head(stats, stats.logprobs - stats.ref_logprobs)
     return sampled_term(stats, log_ratio, log_ratio)
@@ -110,20 +101,6 @@ class TopKRenormalised(TopKEstimator):
     explanation = Explanation(
         optimises="the KL given that the token is in H",
         used_by="tinker-cookbook (issue 677), without credit for the future",
-    )
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class TopKTailBucket(TopKEstimator):
-    """The head, and all other tokens merged into one."""
-
-    recipe = _recipe(_bucket)
-    estimate: ClassVar[str] = "sum_H p r + (1 - P) log((1 - P) / (1 - Q)), P = sum_H p, Q = sum_H q"
-    refusal = f"it does not see differences among the tokens outside H; {_INSTEAD}"
-    explanation = Explanation(
-        optimises="the KL of distributions with k + 1 outcomes, a lower bound",
-        used_by="verl (7855), miles (1322), slime (2033), without credit for the future",
     )
 
 
@@ -193,7 +170,6 @@ RIVALS: tuple[type[TopKEstimator], ...] = (
     TopKDetachedTail,
     TopKHeadOnly,
     TopKRenormalised,
-    TopKTailBucket,
     TopKTruncated,
     TopKWeightedTail,
 )

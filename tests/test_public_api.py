@@ -24,6 +24,7 @@ ESTIMATORS = [
     "K3Reward",
     "RaoBlackwellLoss",
     "RaoBlackwellReward",
+    "CoarsenedTopK",
     "NoKL",
 ]
 

@@ -2,6 +2,7 @@
 
 from .base import Explanation as Explanation, KLEstimator as KLEstimator, LossWeights as LossWeights
 from .biased import (
+    CoarsenedTopK as CoarsenedTopK,
     K1Loss as K1Loss,
     K2Loss as K2Loss,
     K3Loss as K3Loss,
@@ -16,6 +17,7 @@ from .memory import EstimatorMemory as EstimatorMemory
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
 from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
+from .topk import RaoBlackwellTopK as RaoBlackwellTopK
 from .unbiased import (
     MonteCarlo as MonteCarlo,
     MonteCarloRewardToGo as MonteCarloRewardToGo,
@@ -23,7 +25,6 @@ from .unbiased import (
     RaoBlackwell as RaoBlackwell,
     RaoBlackwellLite as RaoBlackwellLite,
     RaoBlackwellSequence as RaoBlackwellSequence,
-    RaoBlackwellTopK as RaoBlackwellTopK,
 )
 
 # What `help` lists

@@ -5,7 +5,8 @@ from typing import NamedTuple
 from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.estimators.control_variate import RaoBlackwellControlVariate
 from lit_klrb.estimators.tilted import TiltedRaoBlackwell
-from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell, RaoBlackwellTopK
+from lit_klrb.estimators.topk import RaoBlackwellTopK
+from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 
 # The estimators of `lit-klrb fit` if none is given, for modules with a reward and without.
 DEFAULT, WITHOUT_REWARD = RaoBlackwellControlVariate, RaoBlackwell

@@ -8,11 +8,12 @@ arXiv:2506.09477.
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from lit_klrb.estimators.base import Explanation
 from lit_klrb.estimators.composed import ComposedEstimator
 from lit_klrb.estimators.recipe import Recipe, Term
+from lit_klrb.estimators.topk import TopKEstimator
 
 _INSTEAD = "use RaoBlackwell (or MonteCarlo, without the vocabulary)"
 _TOKEN_LEVEL = "it omits the effect of earlier tokens on later KLs"
@@ -122,4 +123,36 @@ class RaoBlackwellReward(ComposedEstimator):
     explanation = Explanation(
         optimises="the effect of tokens on later KLs, without the gradient of each token's own KL",
         used_by='the older "full" KL penalty',
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CoarsenedTopK(TopKEstimator):
+    """The exact KL of distributions with k + 1 outcomes: the head H, and all other tokens merged into one.
+
+    Coarsening never increases a KL, so this is a lower bound; what it lacks is (1 - P) KL given that the
+    token is outside H, in value and gradient. Nothing of it is sampled but the completion: where k is large
+    or completions are few, its bias can cost less than the noise of `RaoBlackwellTopK`.
+
+    Example: the head of `RaoBlackwellTopK`'s example leaves two tokens with one log ratio, so nothing lacks.
+
+        >>> import torch
+        >>> from lit_klrb.functional import token_stats
+        >>> policy, reference = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.2, 0.4, 0.4]).log()
+        >>> tokens, mask = torch.tensor([[0]]), torch.ones(1, 1, dtype=torch.bool)
+        >>> estimator = CoarsenedTopK(k=1)
+        >>> shape = (1, 1, 3)
+        >>> stats = token_stats(policy.expand(shape), reference.expand(shape), tokens, topk=estimator.topk)
+        >>> estimator.value(stats, mask)
+        tensor([0.2231])
+    """
+
+    recipe = Recipe(value="coarsened", score=(Term("coarsened", "after"),), pathwise="coarsened")
+    estimate: ClassVar[str] = "sum_H p r + (1 - P) log((1 - P) / (1 - Q)), P = sum_H p, Q = sum_H q"
+    refusal = "it does not see differences among the tokens outside H; use RaoBlackwellTopK"
+    explanation = Explanation(
+        optimises="the KL of distributions with k + 1 outcomes, a lower bound",
+        used_by="distillation in verl (pull request 7855), miles (1322) and slime (2033), without credit for "
+        "later tokens, which is discount 0",
     )

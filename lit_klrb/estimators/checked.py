@@ -60,15 +60,16 @@ def is_plain(value: Any) -> bool:
 
 def check_served(estimator: KLEstimator) -> None:
     """Check that an estimator works from log-probabilities of sampled tokens and of a teacher's own head."""
+    if estimator.topk is not None and estimator.topk.support == "policy":
+        problem = "policy needs the teacher's log-probabilities of the student's k most likely tokens, which"
+        raise ConfigurationError(f"{problem} no server scores; use reference", key=f"{KEY}.support")
     nothing, mask = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool)
     stats = TokenStats(*[nothing] * 2, *[None] * 4, *[nothing] * 4)._replace(head_forward_kl=nothing)
     try:
         weights = estimator.weights(stats, mask, group_size=2)
         estimator.loss(stats, mask, weights, behaviour_logprobs=nothing)
-        allowed = estimator.topk is None or estimator.topk.support == "reference"
     except ConfigurationError:
-        allowed = False
-    if not allowed:
         sends = "a served teacher sends, which are its k most likely tokens and the sampled one"
         remedy = "use RaoBlackwellTopK with support: reference, or MonteCarloRewardToGo"
-        raise ConfigurationError(f"{type(estimator).__name__} needs more than {sends}; {remedy}", key=KEY)
+        problem = f"{type(estimator).__name__} needs more than {sends}; {remedy}"
+        raise ConfigurationError(problem, key=KEY) from None

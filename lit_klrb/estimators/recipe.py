@@ -11,7 +11,13 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.credit import Credit, ImportanceWeights
 from lit_klrb.functional.kl import kl_k1_per_token, kl_k2_per_token, kl_k3_increments, kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
-from lit_klrb.functional.topk import head_excess, head_forward_excess, sampled_forward_tail, sampled_tail
+from lit_klrb.functional.topk import (
+    head_excess,
+    head_forward_excess,
+    kl_coarsened,
+    sampled_forward_tail,
+    sampled_tail,
+)
 
 
 class PerToken(NamedTuple):
@@ -64,6 +70,7 @@ PER_TOKEN = {
     "value": PerToken("a(y_{0})", through=_field("value", _VALUES)),
     "expected_value": PerToken("E_{0}[a]", before=_field("expected_value", _VALUES)),
     "topk": PerToken("K_{0}", before=head_excess, through=sampled_tail),
+    "coarsened": PerToken("K_{0}", before=kl_coarsened),
     "forward_topk": PerToken("K_{0}", before=head_forward_excess, through=sampled_forward_tail),
 }
 NOTATION = (

@@ -1,12 +1,11 @@
 """Estimators whose gradient is that of KL(policy || reference) in expectation.
 
-Notation: r_t = log p(y_t) - log q(y_t) (the log ratio), KL_t = KL(p || q) over the vocabulary at t. With a
-head, H are the k most likely tokens of one model, sum_H sums over H, [..] is 1 if the condition holds and 0
-otherwise; estimates of the KL from k tokens of other software are in `replication.topk_rivals`.
+Notation: r_t = log p(y_t) - log q(y_t) (the log ratio), KL_t = KL(p || q) over the vocabulary at t. Those
+that read k tokens of the vocabulary are in `lit_klrb.estimators.topk`.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from typing_extensions import override
 
@@ -14,15 +13,14 @@ from lit_klrb.errors import ConfigurationError, check_share
 from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator, WeightedRecipes
 from lit_klrb.estimators.recipe import PER_TOKEN, Recipe, Term
-from lit_klrb.functional.logprobs import Support, TopK
 
 Divergence = Literal["reverse", "forward", "jsd"]
 # The field of the statistics with each
 _DIVERGENCES: dict[Divergence, str] = {"reverse": "kl", "forward": "forward_kl", "jsd": "jsd"}
 
-_KL = "the gradient of KL(policy || reference)"
+REVERSE_KL = "the gradient of KL(policy || reference)"
 _SAMPLED = "summed over the tokens of the policy's completions"
-_FORWARD = f"the gradient of KL(reference || policy) {_SAMPLED}"
+FORWARD_KL = f"the gradient of KL(reference || policy) {_SAMPLED}"
 
 
 @final
@@ -37,7 +35,7 @@ class MonteCarlo(ComposedEstimator):
 
     recipe = Recipe(value="k1", score=(Term("k1", "whole"),))
     explanation = Explanation(
-        optimises=_KL,
+        optimises=REVERSE_KL,
         used_by="a KL in the reward: TRL's RLOO, an option in verl, SkyRL and ms-swift",
         caution=(
             "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels that of the reward"
@@ -56,7 +54,7 @@ class MonteCarloRewardToGo(DiscountedEstimator):
 
     recipe = Recipe(value="k1", score=(Term("k1", "from_here"),))
     explanation = Explanation(
-        optimises=_KL,
+        optimises=REVERSE_KL,
         used_by="a KL in the reward: OpenRLHF's default, an option in slime; Tinker's kl_discount_factor 1",
         caution="right as MonteCarlo, and noisy: each token is credited with sampled log ratios",
     )
@@ -106,7 +104,7 @@ class RaoBlackwell(DiscountedEstimator):
 
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
-        optimises=_KL,
+        optimises=REVERSE_KL,
         used_by="nikolageorgiev2000/apart (commit 2000773, 2026-07-25), divided by the tokens of the batch",
         caution=(
             "given the prefix, no step has more variance than MonteCarlo's, but the sum over a sequence can."
@@ -145,7 +143,7 @@ class RaoBlackwell(DiscountedEstimator):
         if self.divergence == "reverse":
             return super().optimises
         if self.divergence == "forward":
-            return _FORWARD
+            return FORWARD_KL
         return f"the gradient of the Jensen-Shannon divergence ({self.jsd_weight:g}) {_SAMPLED}"
 
     @property
@@ -198,7 +196,7 @@ class RaoBlackwellSequence(ComposedEstimator):
 
     recipe = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
     explanation = Explanation(
-        optimises=_KL,
+        optimises=REVERSE_KL,
         used_by="the objective of arXiv:2504.10637, differentiated as a whole",
         caution="noisier than RaoBlackwell: it credits tokens with earlier KLs, which they cannot change",
     )
@@ -213,7 +211,7 @@ class RaoBlackwellLite(DiscountedEstimator):
     """
 
     recipe = Recipe(value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after")))
-    explanation = Explanation(optimises=_KL)
+    explanation = Explanation(optimises=REVERSE_KL)
 
 
 @final
@@ -226,107 +224,3 @@ class NoKL(ComposedEstimator):
         optimises="the gradient of the reward alone",
         used_by="training without a reference",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopKEstimator(DiscountedEstimator):
-    """`RaoBlackwell` with an estimate from k tokens for the KL of each token.
-
-    Args:
-        k: Number of tokens in the head H, 1 to the size of the vocabulary.
-        support: The model whose most likely tokens they are, policy or reference.
-    """
-
-    k: int = 64
-    support: Support = "policy"
-
-    estimate: ClassVar[str]  # the formula of K_t
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.topk.check()
-
-    @property
-    @override
-    def topk(self) -> TopK:
-        return TopK(self.k, self.support)
-
-    @property
-    @override
-    def formula(self) -> str:
-        return f"{self.applied_recipe.formula}, K_t = {self.estimate}"
-
-    cost = "both models' normalisers and log-probabilities of k tokens"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class RaoBlackwellTopK(TopKEstimator):
-    """Exact over k tokens, sampled outside them: unbiased in value and gradient, never negative.
-
-    The KL is the sum over the vocabulary of p r - p + q, of which no summand is negative. The sum over H is
-    exact; k3(r_t) of a sampled token outside H has the rest as its mean, and r_t grad log p(y_t) the
-    gradient of the rest. k = V is `RaoBlackwell`, and so are statistics without a head.
-
-    The forward KL of a token has the same form with p and q exchanged. With w = q / p, the rest is the mean
-    of w log w - w + 1 of a sampled token outside H, and its gradient that of (1 - w) grad log p(y_t).
-
-    Args:
-        divergence: reverse is KL(p || q), forward KL(q || p), which is summed over the tokens of the policy's
-            completions as by `RaoBlackwell`.
-
-    Reference:
-        Summing the likely categories and sampling the others: Liu, Regier, Tripuraneni, Jordan, McAuliffe
-        (2019), "Rao-Blackwellized stochastic gradients for discrete distributions", arXiv:1810.04777. The
-        non-negative rest is added here.
-
-    Example: a head of one token of three, p = (1/2, 1/4, 1/4). Their mean is the exact KL, 0.2231.
-
-        >>> import torch
-        >>> from lit_klrb.functional import token_stats
-        >>> policy, reference = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.2, 0.4, 0.4]).log()
-        >>> tokens, mask = torch.tensor([[0], [1], [2]]), torch.ones(3, 1, dtype=torch.bool)
-        >>> estimator = RaoBlackwellTopK(k=1)
-        >>> shape = (3, 1, 3)
-        >>> stats = token_stats(policy.expand(shape), reference.expand(shape), tokens, topk=estimator.topk)
-        >>> values = estimator.value(stats, mask)
-        >>> values, values @ policy.exp()
-        (tensor([0.1581, 0.2881, 0.2881]), tensor(0.2231))
-    """
-
-    divergence: Literal["reverse", "forward"] = "reverse"
-
-    recipe = Recipe(value="topk", score=(Term("topk", "after"),), pathwise="topk")
-    estimate: ClassVar[str] = "sum_H (p r - p + q) + [y_t not in H] k3(r_t)"
-    explanation = Explanation(
-        optimises=_KL,
-        caution="between MonteCarloRewardToGo (k small) and RaoBlackwell (k = V) in variance",
-    )
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.divergence not in ("reverse", "forward"):
-            problem = f"must be reverse or forward with a head, got {self.divergence!r}"
-            raise ConfigurationError(problem, key="divergence")
-
-    @property
-    @override
-    def applied_recipe(self) -> Recipe:
-        if self.divergence == "reverse":
-            return super().applied_recipe
-        value = "forward_topk"
-        return Recipe(value, (Term(value, "after", discount=self.discount),), value)
-
-    @property
-    @override
-    def optimises(self) -> str | None:
-        return super().optimises if self.divergence == "reverse" else _FORWARD
-
-    @property
-    @override
-    def formula(self) -> str:
-        if self.divergence == "reverse":
-            return super().formula
-        return f"{self.applied_recipe.formula}, K_t that of KL(q || p)"

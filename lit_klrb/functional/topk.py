@@ -95,3 +95,25 @@ def kl_topk(stats: TokenStats) -> Tensor:
         0.0823
     """
     return head_excess(stats) + sampled_tail(stats)
+
+
+def kl_coarsened(stats: TokenStats) -> Tensor:
+    """The KL of distributions with k + 1 outcomes: the tokens of H, and all others merged into one.
+
+    sum_H p r + (1 - P) log((1 - P) / (1 - Q)) with the masses P and Q of H: a lower bound of the KL, which
+    lacks (1 - P) times the KL given that the token is outside H. Masses outside H below the rounding error
+    of 1 count as that error.
+
+    Args:
+        stats: Statistics with a `TopK`; without one, the result is the exact KL.
+
+    Returns:
+        Nats, shape [B, T]; never negative, differentiable.
+    """
+    excess, mass, ref_mass = head_excess(stats), stats.head_mass, stats.ref_head_mass
+    if mass is None or ref_mass is None:
+        return excess
+    smallest = torch.finfo(mass.dtype).eps
+    tail, ref_tail = ((1 - each).clamp(min=smallest) for each in (mass, ref_mass))
+    # As over H, p r - p + q: both masses are of the same tokens, so what is added sums to 0
+    return excess + tail * (tail.log() - ref_tail.log()) - tail + ref_tail

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_klrb.errors import check_at_least
 from lit_klrb.estimators import (
+    CoarsenedTopK,
     K2Loss,
     KLEstimator,
     MonteCarlo,
@@ -32,7 +33,6 @@ from replication.topk_rivals import (
     TopKDetachedTail,
     TopKHeadOnly,
     TopKRenormalised,
-    TopKTailBucket,
     TopKTruncated,
     TopKWeightedTail,
 )
@@ -43,7 +43,7 @@ _TOPK: dict[str, type[Any]] = {
     "exact head, sampled tail": RaoBlackwellTopK,
     "truncated": TopKTruncated,
     "renormalised": TopKRenormalised,
-    "tail bucket": TopKTailBucket,
+    "tail bucket": CoarsenedTopK,
     "head only": TopKHeadOnly,
     "detached tail": TopKDetachedTail,
     "weighted tail": TopKWeightedTail,

@@ -4,8 +4,8 @@ Targets are computed from the definitions by enumeration and autograd, without t
 Each test is of one estimator on one model, with or without rewards, and loops over all of `CELLS`.
 
 Later inner steps without a correction or with clipping, which are biased, are in test_inner_steps.py;
-`RaoBlackwellControlVariate`, which couples the groups of a batch, in test_control_variate.py; all heads and
-the rivals of top-k in test_topk_estimators.py.
+`RaoBlackwellControlVariate`, which couples the groups of a batch, in test_control_variate.py; all heads,
+`CoarsenedTopK` and the rivals of top-k in test_topk_estimators.py.
 """
 
 import itertools
@@ -153,7 +153,7 @@ def test_the_expected_gradient_is_the_documented_one(name, case, objective):
 
 
 def test_no_estimator_is_left_out():
-    assert {*NAMES, "RaoBlackwellControlVariate"} == set(estimator_classes())
+    assert {*NAMES, "RaoBlackwellControlVariate", "CoarsenedTopK"} == set(estimator_classes())
 
 
 def test_the_targets_differ():

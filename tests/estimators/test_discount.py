@@ -78,7 +78,7 @@ def test_the_expected_gradient_is_that_of_the_discounted_credit(name, baseline):
         credit = kl.detach() @ factors.T
         total = ((credit * stats.logprobs + kl) * mask).sum(1)
         (expected,) = torch.autograd.grad(probability @ total, leaf, retain_graph=True)
-        options = {"k": 2} if "TopK" in name else {}
+        options = {"RaoBlackwellTopK": {"k": 2}, "CoarsenedTopK": {"k": 3}}.get(name, {})
         estimator = getattr(estimators, name)(discount=discount, baseline=baseline, **options)
         gradient = expected_gradient(
             CASE,

@@ -1,5 +1,7 @@
 """Top-k estimators: the certificate for every k and support, what the biased ones optimise, their values."""
 
+import math
+
 import pytest
 import torch
 from enumerated import expected_gradient
@@ -9,11 +11,12 @@ from lit_klrb import estimators
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TopK
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient
+from lit_klrb.functional.topk import kl_coarsened
 from replication.topk_rivals import RIVALS, TopKTruncated
 
 SUPPORTS = ("policy", "reference")
 UNBIASED = {"RaoBlackwellTopK", "TopKWeightedTail", "TopKBaseline"}
-KINDS = [estimators.RaoBlackwellTopK, *RIVALS]
+KINDS = [estimators.RaoBlackwellTopK, estimators.CoarsenedTopK, *RIVALS]
 HEADS = [
     (case, k, support)
     for case, entry in CASES.items()
@@ -42,7 +45,7 @@ def per_token(name, p, q, head):
     if name == "TopKRenormalised":
         inner, outer = p / mass[..., None], q / ref_mass[..., None]
         return (inner * (inner.log() - outer.log()) * head).sum(-1)
-    if name == "TopKTailBucket":
+    if name == "CoarsenedTopK":
         rest = torch.where(head.all(-1), 1, 1 - mass), torch.where(head.all(-1), 1, 1 - ref_mass)
         return of_head + torch.where(head.all(-1), 0, rest[0] * (rest[0] / rest[1]).log())
     assert name == "TopKHeadOnly"
@@ -132,6 +135,24 @@ def test_mean_values_are_unbiased_or_a_lower_bound_as_they_say(kind):
         assert (abs(error) < TOLERANCE) == (kind.__name__ in {*UNBIASED, "TopKDetachedTail"})
         if "lower bound" in kind.explanation.optimises:
             assert error < 0
+
+
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_the_coarsened_kl_of_a_token_rises_with_the_head_to_the_exact_one(support):
+    case, values = CASES["one token"], []
+    for k in (1, 2, 3, 4):
+        stats = case.stats(case.policy.logits, TopK(k, support))
+        values.append(kl_coarsened(stats)[0, 0].item())
+    exact = stats.kl[0, 0].item()
+    assert values[0] < values[1] < exact - 1e-3
+    # A rest of one token is that token
+    assert values[2:] == pytest.approx([exact] * 2, abs=1e-12)
+    without = kl_coarsened(case.stats(case.policy.logits))
+    assert without[0, 0].item() == exact
+    # All of the reference's mass is in the head, to rounding: the bound stays finite, and positive
+    one = torch.ones(1)
+    none_left = stats._replace(head_kl=one, head_mass=one / 2, ref_head_mass=one)
+    assert 1 < kl_coarsened(none_left).item() < math.inf
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
