@@ -101,7 +101,7 @@ def flat_gradient(loss, parameters):
     return torch.nn.utils.parameters_to_vector(gradients)
 
 
-def expected_gradients(estimator, module, tiled):
+def expected_gradients(estimator, module, tiled, reward=lambda tokens: 0.0, beta=1.0):
     """The gradient over all batches of both prompts, by both ways of computing it, and what it is made of.
 
     Returns:
@@ -115,15 +115,15 @@ def expected_gradients(estimator, module, tiled):
         logprobs = (stats.logprobs * rollout.mask).sum(1).view(-1, 2).sum(1)
         probability = logprobs.exp().repeat_interleave(2)[:, None]  # of each batch of two completions
     assert probability[::2].sum().item() == pytest.approx(len(PROMPTS), abs=1e-10)
-    rewards = torch.zeros(len(rollout.mask), dtype=torch.float64)
-    weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=1.0, group_size=2)
+    rewards = torch.tensor([reward(row) for row in rollout.completions.tolist()], dtype=torch.float64)
+    weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=beta, group_size=2)
     weighted = LossWeights(*weights).map(lambda rows: rows * probability)
     own = stats.logprobs.detach()
     losses = [
         policy_loss(
-            module.pair.scorer, estimator, rollout, states, weighted, beta=1.0, behaviour_logprobs=own
+            module.pair.scorer, estimator, rollout, states, weighted, beta=beta, behaviour_logprobs=own
         )[0],
-        estimator.loss(stats, rollout.mask, weighted),
+        estimator.loss(stats, rollout.mask, weighted, beta=beta),
     ]
     parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]
     # Means over all rows, which count as sums over batches

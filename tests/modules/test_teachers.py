@@ -2,6 +2,7 @@
 
 import pytest
 import test_teacher_gradient
+import torch
 from runs import equal, logged, one_line_of, weights_of
 from served_teacher import TeacherServer
 from test_teacher_gradient import (
@@ -21,6 +22,7 @@ from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.modules import DistillModule
 from lit_klrb.rollouts.pair import Pair
+from lit_klrb.rollouts.step import Experience, policy_loss
 
 NAMES = ["b", "a"]
 
@@ -54,6 +56,33 @@ def test_the_expected_gradient_is_that_of_each_prompts_own_kl(monkeypatch, estim
         (fused, composed), *_ = expected_gradients(estimator, module, True)
     assert truth.abs().max() > 1e-2
     assert all((gradient - truth).abs().max() < 1e-10 for gradient in (fused, composed))
+
+
+def test_the_parts_of_a_rollout_have_the_loss_and_the_gradient_of_the_whole():
+    """One of seven parts has sequences of both teachers."""
+    policy, *teachers = (tiny("gpt2", seed) for seed in range(3))
+    pairs = dict(zip(NAMES, (pair_of(policy, teacher) for teacher in teachers), strict=True))
+    pair = Pair(pairs["a"].first, by_teacher=pairs)
+    rollout, batch = every_batch()
+    states, stats = pair.score(rollout, batch | {"rows": [{"teacher": "a"}, {"teacher": "b"}]})
+    estimator, own = RaoBlackwell(), stats.logprobs.detach()
+    rewards = torch.zeros(len(own), dtype=own.dtype)
+    weights = estimator.weights(stats.detach(), rollout.mask, rewards, group_size=2)
+    whole = Experience(rollout, states, own, rewards, weights, None, {})
+
+    def loss(part):
+        inputs = part.rollout, part.reference_states, part.weights
+        settings = {"beta": 1.0, "behaviour_logprobs": part.behaviour_logprobs}
+        return policy_loss(pair.scorer, estimator, *inputs, **settings)[0]
+
+    parts = [whole.part(index, 7) for index in range(7)]
+    assert [len(part.reference_states.parts[0]) for part in parts] == [0, 0, 0, 14, 28, 28, 28]
+    parameters = list(policy.parameters())
+    total = sum(map(loss, parts)) / 7
+    torch.testing.assert_close(total, loss(whole), rtol=1e-12, atol=1e-12)
+    gradients = [flat_gradient(each, parameters) for each in (total, loss(whole))]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    assert gradients[0].abs().max() > 1e-3
 
 
 def rows(start, names):
