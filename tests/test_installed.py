@@ -1,14 +1,18 @@
-"""What the wheel installs: commands, and configurations that `init` copies."""
+"""What sdist and wheel install: commands, and configurations that `init` copies."""
 
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import venv
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
+import yaml
 
 import lit_klrb
 from analysis.cli.main import main as analysis
@@ -19,23 +23,58 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
+def run(*words, **options):
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Names and metadata of the wheel that `pip install .` builds, from a copy of the checkout."""
+def built(tmp_path_factory):
+    """The sdist of a copy of the checkout, unpacked, and the wheel made of that, as by `python -m build`."""
     copy, target = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, copy)
     for name in ("lit_klrb", "analysis", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(target)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", build], cwd=copy, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    with zipfile.ZipFile(next(target.glob("*.whl"))) as built:
-        names = built.namelist()
+    build = "from setuptools import build_meta; build_meta.build_{}({!r})"
+    run(sys.executable, "-c", build.format("sdist", str(target)), cwd=copy)
+    (sdist,) = target.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(target, filter="data")
+    unpacked = target / sdist.name.removesuffix(".tar.gz")
+    run(sys.executable, "-c", build.format("wheel", str(target)), cwd=unpacked)
+    (wheel,) = target.glob("*.whl")
+    return unpacked, wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    """Names and metadata of the wheel."""
+    with zipfile.ZipFile(built[1]) as archive:
+        names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        return names, message_from_string(built.read(metadata).decode())
+        return names, message_from_string(archive.read(metadata).decode())
+
+
+def test_the_wheel_of_the_sdist_works_in_an_empty_environment(built, tmp_path):
+    """Of which only the dependencies are those of the test's environment."""
+    unpacked, wheel = built
+    assert {"CHANGELOG.md", "CITATION.cff", "LICENSE"} <= {path.name for path in unpacked.iterdir()}
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    (packages,) = tmp_path.glob("env/lib/*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    script, clean = python.with_name("lit-klrb"), {"PATH": str(python.parent)}
+    assert run(script, "--version", cwd=tmp_path, env=clean) == f"lit_klrb {lit_klrb.__version__}\n"
+    run(script, "init", "work", cwd=tmp_path, env=clean)
+    config = "configs/demo/sft.yaml"
+    assert (tmp_path / "work" / config).read_bytes() == (ROOT / config).read_bytes()
+    where = "import lit_klrb, analysis.report; print(lit_klrb.__file__)"
+    assert str(packages) in run(python, "-c", where, cwd=tmp_path, env=clean)
+    said = run(script, "check", "--config", config, cwd=tmp_path / "work", env=clean)
+    assert "SFTModule" in said
 
 
 def test_the_wheel_has_two_packages_and_says_so(wheel):
@@ -47,6 +86,13 @@ def test_the_wheel_has_two_packages_and_says_so(wheel):
     python = {path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py")}
     assert python <= {*names}
     assert {name for name in names if name.endswith(".j2")}, "templates of reports"
+    assert metadata["License-Expression"] == "MIT"
+    links = {entry.partition(",")[0] for entry in metadata.get_all("Project-URL")}
+    assert links >= {"Documentation", "Source", "Changelog", "Issues"}
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited["version"] == lit_klrb.__version__
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"## [{cited['version']}] - {cited['date-released']}" in changes
 
 
 def test_lit_klrb_works_beside_another_package_named_analysis(tmp_path):

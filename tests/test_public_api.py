@@ -1,6 +1,9 @@
 """Public names and signatures."""
 
 import inspect
+import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +78,18 @@ def test_the_lightning_names():
     assert {"SFTModule", "DPOModule", "RLOOModule", "DistillModule"} <= set(vars(modules))
     assert hasattr(callbacks, "KLEstimatorCallback")
     assert data.__doc__
+
+
+def test_the_page_of_the_statistics_names_what_there_is():
+    text = (Path(__file__).parents[1] / "docs" / "api" / "statistics.md").read_text("utf-8")
+    listed = re.findall(r"^   ((?:stats\.)?[\w.]+)$", text, re.MULTILINE)
+    assert {name.rpartition(".")[2] for name in listed} >= {*stats_names()} | {"frames"}
+    for name in listed:
+        module, _, member = f"analysis.{name}".rpartition(".")
+        assert inspect.getdoc(getattr(import_module(module), member)), name
+
+
+def stats_names():
+    """The classes and functions that `analysis.stats` exports, but for what verdicts consist of."""
+    exported = {name for name, value in vars(import_module("analysis.stats")).items() if callable(value)}
+    return exported - {"Claim", "Outcome"}

@@ -1,15 +1,15 @@
 """The command line of `lit-klrb`, and the commands that read results."""
 
 import argparse
+import json
 import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from lit_klrb import schema
+from lit_klrb import __version__, schema
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line, printable
 from lit_klrb.stops import Stopped, Stops
 from lit_klrb.terminal import print_table, say_loading
@@ -30,11 +30,18 @@ def report_command(arguments: argparse.Namespace) -> int:
     from analysis.report.power import warnings
     from analysis.report.run import build_run
     from analysis.report.sections import added_sections
+    from analysis.report.verdict_table import write_table
 
     if (arguments.runs / schema.RUN).is_file():
+        if arguments.table is not None:
+            raise ConfigurationError(
+                f"--table {arguments.table}: {arguments.runs} is a run and has no verdict"
+            )
         print(build_run(arguments.runs, arguments.output))
         return 0
     assessment = load_assessment(arguments.runs)
+    if arguments.table is not None:
+        write_table(assessment, arguments.table)
     page = write(assessment, arguments.output, added_sections())
     print(printable(sentence_of(assessment)), page, sep="\n")
     for line in warnings(assessment.sweep):
@@ -75,12 +82,24 @@ def verify_command(arguments: argparse.Namespace) -> int:
     from analysis.report.sections import added_sections
     from analysis.report.verify import verify
 
-    return print_verification(verify(arguments.report, added_sections()))
+    return print_verification(verify(arguments.report, added_sections()), arguments.json)
 
 
-def print_verification(found: "Verification") -> int:
+def print_verification(found: "Verification", as_json: bool = False) -> int:
     """Print what `verify` found, and return the exit code."""
     sweep, locked = found.sweep, found.sweep.locked
+    if as_json:
+        plan = {key: getattr(locked, key) for key in ("hash", "recomputed", "changed_after_results")}
+        answer = {
+            "data": str(sweep.directory),
+            "results": len(sweep.runs),
+            "plan": plan,
+            "problems": [problem.text for problem in sweep.problems],
+            "differences": found.differences,
+            "not_compared": found.not_compared,
+        }
+        print(json.dumps(answer, indent=2))
+        return 1 if found.differences else NOT_ALL_COMPARED if found.not_compared else 0
     print(f"data: {sweep.directory}, {len(sweep.runs)} results")
     state = "recomputed" if locked.recomputed else "does NOT recompute"
     changed = "; changed after results" if locked.changed_after_results else ""
@@ -153,6 +172,17 @@ def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | Non
     return code
 
 
+class _Schema(argparse.Action):
+    """Prints the JSON schema of plans, which needs no plan."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print and exit, as `--version` does."""
+        from analysis.design.plan_file import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     from analysis.cli.sweep import plan_command, sweep_command
     from analysis.sweep import STORAGE
@@ -162,11 +192,12 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"lit_klrb {version('lit-klrb')}")
+    parser.add_argument("--version", action="version", version=f"lit_klrb {__version__}")
     commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|import|compare")
 
     plan = commands.add_parser("plan", help="say what a sweep compares, its cells, time and power")
     plan.set_defaults(run=plan_command)
+    plan.add_argument("--schema", action=_Schema, nargs=0, help="print the JSON schema of plans, and exit")
     plan.add_argument("--cells", action="store_true", help="list all cells, with ids, states and seeds")
     plan.add_argument(
         "--pilot",
@@ -218,6 +249,10 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )
 
+    report.add_argument(
+        "--table", type=Path, metavar="FILE", help="also write the verdicts, as FILE.csv or as FILE.tex"
+    )
+
     imported = commands.add_parser("import", help="import runs of other software as a sweep")
     imported.set_defaults(run=import_command)
     imported.add_argument(
@@ -236,6 +271,8 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=verify_command)
     verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report or its directory")
+    for command in (plan, verify):
+        command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

@@ -1,12 +1,14 @@
 """`lit-klrb plan` and `sweep`: the cells of a sweep, their time and power, and running them."""
 
 import argparse
+import json
 import math
 import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -38,7 +40,7 @@ _DECIDES = {
 def open_plan(
     arguments: argparse.Namespace, *, record: bool
 ) -> tuple[Plan, list[Cell], Store, list[str], Mapping[str, Arm]]:
-    """Read the plan, lock it in its directory, and print what changed since it was locked."""
+    """Read the plan, lock it in its directory, and list what changed since it was locked."""
     plan = read_plan(arguments.config)
     say_loading(f"checking the {len(plan.grid.arms)} arms of {plan.name}")
     expansion = expand(plan)
@@ -49,9 +51,12 @@ def open_plan(
             LocalLauncher(1, plan.threads, plan.module).start()
 
     changes, arms = lock(plan, expansion, store.directory, record=record, meanwhile=meanwhile)
+    return plan, expansion.cells, store, changes, arms
+
+
+def _print_changes(plan: Plan, changes: Sequence[str]) -> None:
     for change in changes:
         print(f"{plan.name}: changed since the plan was locked: {change}")
-    return plan, expansion.cells, store, changes, arms
 
 
 def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str | None:
@@ -69,6 +74,10 @@ def plan_command(arguments: argparse.Namespace) -> int:
     """Print what would run, how long it takes and what it could show; writes the locked plan."""
     plan, cells, store, changes, locked = open_plan(arguments, record=False)
     states = survey(cells, store)
+    if arguments.json:
+        print(json.dumps(_as_json(arguments, plan, cells, store, changes, locked), indent=2))
+        return 0
+    _print_changes(plan, changes)
     if arguments.cells:
         rows = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
         print_table(("id", "state", "seed", "cell"), rows)
@@ -89,15 +98,54 @@ def plan_command(arguments: argparse.Namespace) -> int:
     if unused := _unused(cells, store, changes):
         print(unused)
     if todo:
-        processes, gpus = _largest(plan, cells)
-        workers = arguments.workers or places(plan.threads * processes, gpus)
-        _print_time(todo, Clock(cells, store), workers)
+        _print_time(todo, Clock(cells, store), _workers(arguments, plan, cells))
     if plan.comparisons:
         # Imported here as the statistics are slow to import
         from analysis.report.power import power
 
         print("\n".join(power(plan, arguments.pilot)))
     return 0
+
+
+def _as_json(
+    arguments: argparse.Namespace,
+    plan: Plan,
+    cells: Sequence[Cell],
+    store: Store,
+    changes: Sequence[str],
+    locked: Mapping[str, Arm],
+) -> dict[str, Any]:
+    """What `plan` says, for programs; `seconds` is null where no time of a stage is known."""
+    from analysis.report.power import power_numbers
+
+    states, workers = survey(cells, store), _workers(arguments, plan, cells)
+    todo = [cell for cell in cells if states[cell.id] is State.TODO]
+    return {
+        "name": plan.name,
+        "directory": plan.directory,
+        "control": plan.primary.control,
+        "outcome": plan.primary.outcome,
+        "arms": {
+            label: {"estimator": arm.estimator, "biased": arm.biased, "optimises": arm.optimises}
+            for label, arm in locked.items()
+        },
+        "pairs": plan.pairs,
+        "cells": [
+            {"id": cell.id, "state": states[cell.id].value, "seed": cell.seed, "cell": str(cell)}
+            for cell in cells
+        ],
+        "to_run": len(todo),
+        "workers": workers,
+        "seconds": Clock(cells, store).left(todo, workers) if todo else 0,
+        "changed": [*changes],
+        "power": power_numbers(plan, arguments.pilot) if plan.comparisons else None,
+    }
+
+
+def _workers(arguments: argparse.Namespace, plan: Plan, cells: Sequence[Cell]) -> int:
+    processes, gpus = _largest(plan, cells)
+    workers: int = arguments.workers or places(plan.threads * processes, gpus)
+    return workers
 
 
 def _largest(plan: Plan, cells: Sequence[Cell]) -> tuple[int, int]:
@@ -146,7 +194,8 @@ _STOPPING = "stopping: running cells save after this step; once more to stop at 
 def sweep_command(arguments: argparse.Namespace) -> int:
     """Run the sweep, print how it ended; 0 if it is complete."""
     _check_launcher(arguments)
-    plan, cells, store, _, _ = open_plan(arguments, record=True)
+    plan, cells, store, changes, _ = open_plan(arguments, record=True)
+    _print_changes(plan, changes)
     own = arguments.workers, plan.threads, plan.module, store.directory, *_largest(plan, cells)
     launcher = launcher_of(arguments.launcher)(Options(*own, arguments.address, arguments.slurm))
     deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes

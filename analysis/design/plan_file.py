@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from analysis.results import Plan
 from analysis.results.keys import flat
@@ -34,6 +34,19 @@ def read_plan(path: Path) -> Plan:
         return Plan(**{"name": name, "directory": f"runs/{name}", **content})
 
     return read_checked(path, completed, check_plan, "a plan", Plan, interpolated=True)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a plan file, for editors and programs; it says less than `read_plan` checks.
+
+    Example:
+        >>> json_schema()["required"]
+        ['stages', 'grid', 'primary']
+    """
+    schema = TypeAdapter(Plan).json_schema()
+    # Name and directory have defaults from the file's name
+    required = [key for key in schema["required"] if key not in ("name", DIRECTORY)]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "required": required}
 
 
 def read_checked(

@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from analysis.stats import Comparison, Verdict
 from analysis.stats.contrast import TTest, kl_ratio
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.text import count, number
-from lit_klrb import schema
+from lit_klrb import __version__, schema
 from lit_klrb.files import check_own, check_target, write_output
 
 
@@ -183,7 +182,7 @@ def checksum_of(numbers: dict[str, Any]) -> str:
 def code_version(added: tuple[Builder, ...] = ()) -> dict[str, str]:
     """The version of the code that makes a report: its number and the hash of its sources."""
     modules = sorted({builder.__module__ for builder in added})
-    return {"version": version("lit-klrb"), "sources": code_hash(__name__, *modules)}
+    return {"version": __version__, "sources": code_hash(__name__, *modules)}
 
 
 def _plain(value: Any) -> Any:

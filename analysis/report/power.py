@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -85,9 +86,7 @@ def power(plan: Plan, pilot: Path | None) -> Iterator[str]:
         reach = _detected(design, 1.0, math.inf)
         yield f"power, no pilot: detected with 80 % are {number(reach)} SDs of a difference in {subject}"
         return
-    found = load_sweep(pilot)
-    if found.invalid:
-        raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
+    found = _trusted(pilot)
     pairs, spread, freedom = _measured(plan, found)
     kept = f"{len(pairs.finite)} of {len(pairs)} pairs"
     yield f"power, from {kept} of {pairs.treatment} against {pairs.control} in {found.directory}"
@@ -108,6 +107,31 @@ def power(plan: Plan, pilot: Path | None) -> Iterator[str]:
     if found.plan.primary.outcome == plan.primary.outcome and (noise := noise_share(_by_beta(pairs))):
         yield f"  evaluation noise is {noise} of the variance of a pair's difference in {subject}, 95% CI"
     yield from (f"  WARNING: {text}" for text in warnings(found))
+
+
+def power_numbers(plan: Plan, pilot: Path | None) -> dict[str, Any]:
+    """What `power` says, for programs; raises as it does.
+
+    `detected` is the difference that the design detects with 80 % power: in standard deviations of a
+    difference without a pilot, in reward units or nats with one, null where it cannot reject at all.
+    """
+    design = design_of(plan)
+    spread, freedom = (1.0, math.inf) if pilot is None else _measured(plan, _trusted(pilot))[1:]
+    return {
+        "test": "t" if design.by_t else "swaps",
+        "units": design.units,
+        "level": plan.level,
+        "can_reject": design.reach() is not None,
+        "detected": None if design.reach() is None else _detected(design, spread, freedom),
+        "pilot": pilot and str(pilot),
+    }
+
+
+def _trusted(pilot: Path) -> Sweep:
+    found = load_sweep(pilot)
+    if found.invalid:
+        raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
+    return found
 
 
 def _size(design: Design | None) -> str:

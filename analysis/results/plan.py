@@ -70,7 +70,11 @@ Threads = Annotated[int, Field(strict=True, ge=1)]
 Name = Annotated[str, Field(max_length=200)]
 Label = Annotated[Name, AfterValidator(_label)]
 Index = Annotated[int, Field(ge=0)]
-_NUMBERED = BeforeValidator(lambda value: dict(enumerate(value)) if isinstance(value, list) else value)
+# Lists that stand for mappings are part of the JSON schema of a plan
+_NUMBERED = BeforeValidator(
+    lambda value: dict(enumerate(value)) if isinstance(value, list) else value,
+    json_schema_input_type=list[Weight] | dict[Index, Weight],
+)
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -108,7 +112,10 @@ class Grid:
     # Label -> what the arm changes: configuration key -> value, as on the command line of `fit`, or
     # `{by_beta: {index: value}}` for a value that differs between betas, such as a learning rate. A list of
     # estimators stands for arms that differ in `kl.estimator` alone.
-    arms: Annotated[dict[Label, Overrides], BeforeValidator(_arms)]
+    arms: Annotated[
+        dict[Label, Overrides],
+        BeforeValidator(_arms, json_schema_input_type=list[str] | dict[Label, Overrides]),
+    ]
     # Index -> weight of the KL; in a list, the index is the position. Seeds follow the index: a new weight
     # takes a new one, and the others keep their seeds.
     beta: Annotated[dict[Index, Weight], _NUMBERED]

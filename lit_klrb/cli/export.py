@@ -28,12 +28,17 @@ COMPLETIONS, LENGTH = 4, 64
 
 
 def export_checkpoint(
-    ckpt_path: str, output_dir: str, adapter: bool = False, dtype: str | None = None
+    ckpt_path: str,
+    output_dir: str,
+    adapter: bool = False,
+    dtype: str | None = None,
+    license: str | None = None,
 ) -> str:
     """Write the policy of a checkpoint as a folder, with a model card.
 
     The folder is created atomically and replaces an earlier export. SHA256SUMS has the checksums of its
-    weights. The card (README.md) states reference, estimator, beta, and the KL of the run's last evaluation.
+    weights. The card (README.md) has the hub's metadata, reference, estimator and beta, and reward and KL of
+    the run's last evaluation with intervals.
 
     Args:
         ckpt_path: A checkpoint written by `fit`.
@@ -41,6 +46,7 @@ def export_checkpoint(
         adapter: Write the adapter alone, for `peft`, instead of merging it into the weights.
         dtype: That of the weights, such as "bfloat16", or "auto", that of the file from which the training
             started; None for that in which they were trained.
+        license: The weights' licence for the card, by the hub's name, such as "apache-2.0".
 
     Returns:
         One line on the dtype, and on what rounding does to the weights.
@@ -52,9 +58,12 @@ def export_checkpoint(
     from lit_klrb.models import loading
     from lit_klrb.models.adapters import has_adapter, merged
     from lit_klrb.models.folders import write_checksums
-    from lit_klrb.run.card import initial_policy, model_card
+    from lit_klrb.run.card import initial_policy, is_licence, model_card
     from lit_klrb.run.checkpoints import digest
 
+    if license is not None and not is_licence(license):
+        problem = f"{license}: a name of the hub's list is expected, such as apache-2.0, llama3.2 or other"
+        raise ConfigurationError(problem, key="license")
     if not local_path(ckpt_path, "ckpt_path").exists():
         raise ConfigurationError(f"{ckpt_path} does not exist", key="ckpt_path")
     with loading.reading("ckpt_path", ckpt_path) as local:
@@ -70,7 +79,8 @@ def export_checkpoint(
     elif has_adapter(model):
         model = merged(model)
     line = _converted(model, checkpoint, dtype)
-    card = model_card(checkpoint, Path(local).resolve().parent.parent, digest(checkpoint["state_dict"]))
+    run, weights = Path(local).resolve().parent.parent, digest(checkpoint["state_dict"])
+    card = model_card(checkpoint, run, weights, license, adapter)
     # transformers checks the settings that it saves
     checked = refusing(f"{ckpt_path} cannot be exported", ValueError, StrictDataclassError, key="ckpt_path")
     with (
@@ -185,6 +195,7 @@ def main(argv: Sequence[str]) -> int:
     kinds = ("float32", "bfloat16", "float16", "auto")
     of = "dtype of the weights: by default that in which they were trained; auto is that of the initial file"
     parser.add_argument("--dtype", choices=kinds, help=of)
+    parser.add_argument("--license", metavar="NAME", help="of the weights, for the card, such as apache-2.0")
     parser.add_argument("--prompts", metavar="FILE", help="prompts for the KL that rounding makes, as of kl")
     arguments = parser.parse_args(argv)
     if arguments.adapter and arguments.prompts:

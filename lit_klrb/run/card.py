@@ -15,13 +15,22 @@ from lit_klrb.run.same_run import RUN_KEY
 MARK = "<!-- written by lit-klrb export -->"
 # Bytes of a summary that are read at most, and characters of a value that are quoted.
 MAX_SUMMARY, MAX_CELL = 1_000_000, 500
+# Standard errors within which 95 % of a normal distribution lie.
+NORMAL = 1.96
 
 
-def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> str:
+def model_card(
+    checkpoint: dict[str, Any],
+    run: Path,
+    weights_sha256: str,
+    licence: str | None = None,
+    adapter: bool = False,
+) -> str:
     """The card of a checkpoint's policy, as Markdown with the metadata that the hub reads.
 
     Names and paths come from the checkpoint, which others may have written: they are shown as text. The
-    summary of the run directory is quoted if it is that of these weights.
+    summary of the run directory is quoted if it is that of these weights. The base model is the initial
+    policy, or else the reference of a reinforced one, if it is on the hub; a teacher is no base.
     """
     settings = _mapping(_mapping(checkpoint.get(RUN_KEY)).get("settings"))
     model, kl = _mapping(settings.get("model")), _mapping(settings.get("kl"))
@@ -44,19 +53,27 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
         "steps": checkpoint.get("global_step"),
     }
     facts |= _evaluation(run, weights_sha256)
-    base = arguments.get("reference_path")
-    metadata = {"base_model": base} if base != "policy" and _is_hub_id(base) else {}
+    starts = ("policy_path",) if module == "DistillModule" else ("policy_path", "reference_path")
+    bases = [path for key in starts if _is_hub_id(path := arguments.get(key)) and path != "policy"]
+    metadata: dict[str, Any] = {"library_name": "peft"} if adapter else {}
+    metadata |= {"license": licence} if licence else {}
+    metadata |= {"base_model": bases[0]} if bases else {}
     return _card(metadata, f"{MARK}\n\n# {module or 'Policy'}", facts)
 
 
 def imported_card(facts: dict[str, Any], licence: Any) -> str:
     """The card of a model that was converted from a GGUF file."""
-    named = isinstance(licence, str) and re.fullmatch(r"[a-z][a-z0-9.-]{0,40}", licence) is not None
     text = (
         "# Model from a GGUF file\n\nThese weights are those of the file, as floating-point numbers. If the "
         "file is quantised, this is\nnot the original model: do not compare its scores with published ones."
     )
-    return _card({"license": licence} if named and yaml.safe_load(licence) == licence else {}, text, facts)
+    return _card({"license": licence} if is_licence(licence) else {}, text, facts)
+
+
+def is_licence(name: Any) -> bool:
+    """Whether a name has the form of the hub's licences, such as apache-2.0, and is text in YAML."""
+    named = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9.-]{0,40}", name) is not None
+    return named and yaml.safe_load(name) == name
 
 
 def _card(metadata: dict[str, Any], text: str, facts: dict[str, Any]) -> str:
@@ -79,17 +96,21 @@ def is_own_card(path: Path) -> bool:
 
 
 def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
-    """Reward and KL of the run's final evaluation, with standard errors and the number of prompts."""
+    """Reward and KL of the run's final evaluation, with 95 % intervals and the number of prompts."""
     summary = read_object(run / schema.SUMMARY, MAX_SUMMARY)
     final = _mapping(summary.get("final")) if summary.get(schema.WEIGHTS) == weights_sha256 else {}
     prompts = {} if (count := summary.get(schema.PROMPTS)) is None else {"evaluation prompts": str(count)}
     names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}
     numbers = {
-        f"{label} (± standard error)": f"{value:.4g} ± {error:.2g}"
+        f"{label} (95 % interval)": _with_interval(value, NORMAL * error)
         for label, key in names.items()
         if isinstance(value := final.get(key), float) and isinstance(error := final.get(f"{key}_se"), float)
     }
     return numbers | (prompts if numbers else {})
+
+
+def _with_interval(value: float, half: float) -> str:
+    return f"{value:.4g} ({value - half:.4g} to {value + half:.4g})"
 
 
 def _cell(value: Any) -> str:

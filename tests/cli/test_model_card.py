@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import load_model
@@ -24,7 +25,8 @@ def test_the_card_states_reference_estimator_beta_and_kl(chain, tmp_path):
     assert "| trained by | RLOOModule of lit_klrb |" in card
     assert "| KL estimator | RaoBlackwellControlVariate |" in card
     assert "| reward | grammar |" in card
-    assert f"| {final['kl']:.4g} ± {final['kl_se']:.2g} |" in card
+    ends = [f"{final['kl'] + side * 1.96 * final['kl_se']:.4g}" for side in (-1, 1)]
+    assert f"| {final['kl']:.4g} ({ends[0]} to {ends[1]}) |" in card
     assert "| evaluation prompts | 8 |" in card
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "base_model" not in card  # a local path is no name on the hub
@@ -44,6 +46,19 @@ def test_a_reference_on_the_hub_is_the_base_model():
     assert "base_model: owner/gpt\n---\n" in card
     run["settings"]["model"]["init_args"]["reference_path"] = "owner/gpt\nlicense: mit"
     assert "base_model" not in model_card({"run": run}, Path("none"), "")
+
+
+def test_the_hub_reads_licence_library_and_the_student_as_base(chain, tmp_path, capsys):
+    arguments = {"reference_path": "owner/teacher", "policy_path": "owner/student"}
+    run = {"settings": {"model": {"class_path": "x.DistillModule", "init_args": arguments}}}
+    data = ModelCard(model_card({"run": run}, Path("none"), "", "apache-2.0", adapter=True)).data
+    assert (data.library_name, data.license, data.base_model) == ("peft", "apache-2.0", "owner/student")
+    arguments["policy_path"] = "runs/distill/checkpoints/last.ckpt"
+    assert "base_model" not in model_card({"run": run}, Path("none"), ""), "a teacher is no base"
+    assert export(chain, tmp_path / "policy", "--license", "mit") == 0
+    assert ModelCard.load(tmp_path / "policy" / "README.md").data.license == "mit"
+    assert export(chain, tmp_path / "other", "--license", "a: b") == 2
+    assert "license: a: b: a name of the hub's list is expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["true", "null", "../x", "runs/policy"])

@@ -52,6 +52,30 @@ def cells(path):
     }
 
 
+def test_a_plan_for_programs_has_what_the_text_has(write, capsys):
+    path = write()
+    assert main(["plan", "--config", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert main(["plan", "--config", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert f"arms: {len(answer['cells'])} cells, {answer['to_run']} to run, in {answer['directory']}" in text
+    assert {cell["id"] for cell in answer["cells"]} >= {cell.id for cell in cells(path).values()}
+    assert answer["arms"].keys() == ARMS.keys()
+    assert ("CANNOT reject" in text) == (not answer["power"]["can_reject"])
+    assert answer["seconds"] is None, "no cell has run"
+
+
+def test_the_schema_of_plans_has_every_key_and_both_spellings(write, capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["plan", "--schema"])
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["required"] == ["stages", "grid", "primary"]
+    assert {*yaml.safe_load(write().read_text())} <= schema["properties"].keys()
+    grid = schema["$defs"]["Grid"]["properties"]
+    for key in ("arms", "beta"):
+        assert [one["type"] for one in grid[key]["anyOf"]] == ["array", "object"], key
+
+
 def test_an_arms_id_depends_on_its_overrides_and_not_on_its_label(write):
     before = cells(write())
     renamed = {"same" if label == "wrong" else label: ARMS[label] for label in reversed(ARMS)}

@@ -1,5 +1,6 @@
 """The page of a sweep."""
 
+import csv
 import re
 
 import pytest
@@ -64,6 +65,28 @@ def test_the_same_input_gives_the_same_bytes_anywhere(tmp_path):
     elsewhere = build(runs, tmp_path / "deep" / "page.html")
     assert elsewhere.read_bytes() == first
     assert verify(elsewhere).differences == []
+
+
+def test_the_verdicts_as_csv_and_latex_are_those_of_the_numbers(tmp_path, undrawn, capsys):
+    runs = write_sweep(tmp_path / "runs", lift={"RaoBlackwell": 0.3}, replicates=5)
+    for name in ("verdicts.csv", "verdicts.tex"):
+        assert main(["report", str(runs), "--table", str(tmp_path / name)]) == 0
+    (row,) = csv.DictReader((tmp_path / "verdicts.csv").read_text().splitlines())
+    (one,) = numbers(runs)["comparisons"]
+    assert (row["arm"], row["control"], row["verdict"]) == ("RaoBlackwell", "MonteCarlo", "better")
+    for name, value in {
+        "difference": one["objective"]["estimate"],
+        "low": one["objective"]["interval"][0],
+        "p_adjusted": one["objective"]["p_adjusted"],
+        "gain_high": one["gain"]["interval"][1],
+    }.items():
+        assert float(row[name]) == pytest.approx(value), name
+    text = (tmp_path / "verdicts.tex").read_text()
+    low = f"{one['objective']['interval'][0]:.3g}"
+    assert r"Arm & Verdict & Difference & 95\,\% interval & $p$ \\" in text
+    assert re.search(rf"RaoBlackwell & better & [\d.]+ & {low}\d* to [\d.]+ & [\d.]+ \\\\", text)
+    assert main(["report", str(runs), "--table", "verdicts.xls"]) == 2
+    assert "--table verdicts.xls: a name that ends in .csv or .tex is expected" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_answer_above_the_path(tmp_path, undrawn, capsys):

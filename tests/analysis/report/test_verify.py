@@ -9,6 +9,7 @@ from synthetic import edit_plan, publish, write_sweep
 
 from analysis.cli import main
 from analysis.report.build import build, checksum_of
+from lit_klrb import __version__
 
 SMALL = {"replicates": 2, "betas": {0: 0.1}}
 
@@ -49,6 +50,17 @@ def test_verify_lists_what_it_compared(page, verified):
             "every number agrees with the results",
         ],
     )
+
+
+def test_the_answer_for_programs_has_the_same_lines_and_exit_code(page, capsys):
+    assert main(["verify", str(page), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["results"], answer["differences"], answer["not_compared"]) == (6, [], [])
+    assert answer["plan"]["recomputed"] is True
+    edit_numbers(page.parent, lambda numbers: numbers["arms"][0].update(n=6))
+    assert main(["verify", str(page), "--json"]) == 1
+    (line,) = json.loads(capsys.readouterr().out)["differences"]
+    assert line == "results.json: arms[0].n: 6 is written, the results give 2"
 
 
 def test_a_changed_digit_of_the_numbers_is_named(page, verified):
@@ -99,7 +111,7 @@ def test_words_and_fields_of_a_report_of_other_code_are_not_compared_but_listed(
     code, lines = verified(page)
     assert code == 3
     (line,) = (line for line in lines if line.startswith("not compared: 3 differences in words or fields: "))
-    assert "written by version 0.1.0 (000000000000), this is version 0.1.0" in line
+    assert f"written by version {__version__} (000000000000), this is version {__version__}" in line
     place = "not compared: results.json: sections.verdict.verdicts.RaoBlackwell[0]"
     assert f'{place}.unit: "points of reward" is written, the results give "reward units"' in lines
     assert f'{place}.replicates: "nothing" is written, the results give 2' in lines
