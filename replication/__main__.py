@@ -17,7 +17,7 @@ from analysis.results.layout import NUMBERS
 from lit_klrb.cli import main as runs
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
-from replication import credit, pays
+from replication import credit, pays, results_page
 from replication.audit import audit
 from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
 from replication.publish import publish
@@ -28,10 +28,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def claims_command(arguments: argparse.Namespace) -> int:
-    """Write the ledger of claims."""
+    """Write the ledger of claims, and the tables of docs/results.md."""
     for claim, ruling in write_ledger(arguments.directory).items():
         print(f"{ruling.verdict.value:18}{claim.key}")
     print(arguments.directory)
+    results_page.write()
     return 0
 
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from benchmarks.kills.children import Child
+from replication import results_page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -89,3 +90,26 @@ def test_every_page_is_in_the_list_for_programs_or_on_the_front_page():
         assert page.stem in listed, page.name
     for name in re.findall(r"\]\((\w+\.md)\)", (DOCS / "_root" / "llms.txt").read_text("utf-8")):
         assert (DOCS / name).exists()
+
+
+def test_the_tables_of_results_have_the_published_numbers():
+    page = results_page.PAGE.read_text("utf-8")
+    assert page.count("<!-- table: ") == len(results_page.TABLES)
+    assert results_page.written(page) == page
+
+
+def test_the_defaults_of_other_software_are_those_of_the_whole_table():
+    evidence = (DOCS.parent / "replication" / "evidence" / "released_losses.md").read_text("utf-8")
+    software, expected = "", {}
+    for line in evidence.splitlines():
+        software = match[1] if (match := re.match(r"\| \*\*(.+?)\*\*", line)) else software
+        if ", **default** |" in line:
+            gradient = line.split(" | ")[3]
+            name = re.match(r"(?:[\d.]+ x )?(\w+)", gradient)[1]
+            expected.setdefault(name, set()).add(software)
+    names = set().union(*expected.values())
+    rows = re.findall(
+        r"^\| `?(\w+)[^|]*\|[^|]*\|[^|]*\|([^|]*)\|$", (DOCS / "certify.md").read_text("utf-8"), re.M
+    )
+    found = {row: {name for name in names if name in cell} for row, cell in rows}
+    assert {row: cell for row, cell in found.items() if cell} == expected

@@ -83,7 +83,7 @@ RULES = {
     "callbacks": Rule(
         lambda value: not re.search("LearningRateFinder|BatchSizeFinder", str(value)),
         "must have no LearningRateFinder and no BatchSizeFinder: the schedule would not keep what they find, "
-        "and no configuration would record it; try rates in a sweep (docs/sweeps.md)",
+        "and no configuration would record it; try rates in a sweep (docs/compare.md)",
     ),
     "gradient_clip_val": Rule(
         lambda value: value is None or 0 <= value < math.inf, "must be null, or finite and 0 or larger"

@@ -182,7 +182,7 @@ def test_what_would_be_refused_is_refused_when_planning(write, capsys, blocks, a
 
 def test_the_example_of_the_docs_can_be_read(request, monkeypatch, tmp_path):
     root = request.config.rootpath
-    text = (root / "docs" / "sweeps.md").read_text("utf-8")
+    text = (root / "docs" / "compare.md").read_text("utf-8")
     (example,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "blocks:" in block)
     head = "name: x\ndirectory: runs/x\nprimary: {control: MonteCarlo}\n"
     (tmp_path / "plan.yaml").write_text(head + example)

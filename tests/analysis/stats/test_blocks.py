@@ -139,7 +139,7 @@ def test_each_block_has_the_interval_of_its_own_pairs():
 
 
 def test_only_intervals_over_blocks_cover_a_difference_that_varies_between_them():
-    """docs/sweeps.md has these numbers. Within a block, the SD of a pair's difference is .135."""
+    """docs/compare.md has these numbers. Within a block, the SD of a pair's difference is .135."""
     over, ignoring, sweeps = 0, 0, 400
     for seed in range(sweeps):
         pairs = blocked(seed, tau=0.27, betas=(0.1, 0.2))
