@@ -36,7 +36,7 @@ def inconsistencies(sweep: Sweep) -> Iterator[Problem]:
     arms = [run for run in sweep.runs if run.cell.arm is not None]
     grid = [run for run in arms if run.cell.point is not None and not run.diverged]
     yield from suspicious_traces(arms, plan)
-    yield from suspicious_evaluations(grid, plan, imported=origin is not None)
+    yield from suspicious_evaluations(grid, sweep.locked)
     yield from other_settings(arms, sweep.locked)
     yield from _negative(grid, imported=origin is not None)
     if origin is not None:

@@ -7,6 +7,8 @@ from itertools import product
 import numpy as np
 
 from analysis.checks.traces import by_arm, grouped
+from analysis.results.keys import flat
+from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan
 from analysis.results.records import Run
 from analysis.results.sweep import Problem
@@ -20,10 +22,13 @@ _FAR = 0.5
 # Differences of pairs that agree to this share of their mean, as with rounding, are made, not run.
 _EQUAL = 1e-3
 _SETTING = "data.eval_size"
+# What shows where runs start and what they gain, and the setting that prevents it.
+_START, _FIRST = "an evaluation before the first step", "trainer.num_sanity_val_steps"
 
 
-def suspicious_evaluations(grid: Sequence[Run], plan: Plan, *, imported: bool) -> Iterator[Problem]:
+def suspicious_evaluations(grid: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
     """Problems of the results of runs of the grid without diverged ones."""
+    plan, imported = locked.plan, locked.origin is not None
     metrics = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
     yield from _constant(grid, metrics, serious=not imported)
     yield from _equal_differences(grid, plan, metrics)
@@ -32,7 +37,9 @@ def suspicious_evaluations(grid: Sequence[Run], plan: Plan, *, imported: bool) -
     if not any(run.curves or run.settings or run.weights or run.rows for run in grid):
         text = "no run has curves, settings, weights or hashes of its rows: nothing can be checked"
         yield Problem(text, serious=True)
-    yield from _not_recorded(grid)
+    last = plan.stages[[*plan.stages][-1]]
+    settings = dict(flat({**locked.config, **last.overrides}))
+    yield from _not_recorded(grid, metrics, evaluated=settings.get(_FIRST) != 0)
     yield from _prompts(grid)
     for run, key in product(grid, metrics):
         yield from _errors(run, key)
@@ -66,19 +73,27 @@ def _equal_differences(grid: Sequence[Run], plan: Plan, metrics: Sequence[str]) 
             yield Problem(f"{text} {len(values)} pairs at β = {beta:g}, which runs do not show", serious=True)
 
 
-def _not_recorded(grid: Sequence[Run]) -> Iterator[Problem]:
-    """Arms some of whose runs lack what others have, and what they could be checked by."""
+def _not_recorded(grid: Sequence[Run], metrics: Sequence[str], *, evaluated: bool) -> Iterator[Problem]:
+    """Arms some of whose runs lack what others have, or every run has, and what they could be checked by.
+
+    Args:
+        grid: The runs.
+        metrics: What is evaluated.
+        evaluated: Whether every run is evaluated before its first step, where it starts.
+    """
     records: dict[str, Callable[[Run], object]] = {
         "the hash of their weights": lambda run: run.weights,
         "versions": lambda run: run.versions,
         "curves of training": lambda run: any(key.startswith("train/") for key in run.curves),
-        "evaluations before the last": lambda run: any(key.startswith("val/") for key in run.curves),
+        _START: lambda run: all(run.first(key) is not None for key in metrics),
     }
     for what, of in records.items():
         lacking = Counter(run.point.arm for run in grid if not of(run))
-        if 0 < lacking.total() < len(grid):
+        everywhere = evaluated and what == _START
+        if lacking and (everywhere or lacking.total() < len(grid)):
             names = ", ".join(f"{count} of {arm}" for arm, count in sorted(lacking.items()))
-            yield Problem(f"runs without {what}, which others have: {names}", serious=True)
+            others = f"every run has, unless {_FIRST} is 0" if everywhere else "others have"
+            yield Problem(f"runs without {what}, which {others}: {names}", serious=True)
 
 
 def _prompts(grid: Sequence[Run]) -> Iterator[Problem]:
@@ -92,18 +107,18 @@ def _prompts(grid: Sequence[Run]) -> Iterator[Problem]:
     for run in grid:
         evaluated = run.evaluation_prompts or int(run.settings.get(_SETTING, 0))
         count = len(run.prompts.get(schema.KL, ()))
-        if count and evaluated and count != evaluated:
+        # Those that record the number of prompts record their values
+        if (count or run.evaluation_prompts) and evaluated and count != evaluated:
             text = f"{run.file}: has values of {count} prompts, but {evaluated} were evaluated"
             yield Problem(text, serious=True, kind="other prompts than evaluated")
 
 
 def _errors(run: Run, key: str) -> Iterator[Problem]:
     """A standard error that is not the one of the values per prompt."""
-    values, recorded = run.prompts.get(key, np.zeros(0)), run.outcome(f"{key}_se")
-    if len(values) < 2 or not np.isfinite(recorded):
+    error, recorded = run.standard_error(key), run.outcome(f"{key}_se")
+    if not np.isfinite([error, recorded]).all():
         return
-    error = float(values.std(ddof=1)) / len(values) ** 0.5
-    rounding = 1e-3 * float(np.abs(values).max()) / len(values) ** 0.5
+    rounding = 1e-3 * float(np.abs(run.prompts[key]).max()) / len(run.prompts[key]) ** 0.5
     if abs(recorded - error) > _OF_ERROR * error + rounding:
         text = f"{run.file}: the standard error of its {key} is {recorded:g}, but its prompts give {error:g}"
         yield Problem(text, serious=True, kind=f"another error of the {key}")

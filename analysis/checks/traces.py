@@ -159,7 +159,7 @@ def _other_starts(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     for runs in grouped(grid, lambda run: (run.cell.seed, *run.point[1:], str(run.versions))).values():
         for key in _METRICS:
             starts = {run.point.arm: run.first(key) for run in runs}
-            if not _alike([*starts.values()], runs[0].first(f"{key}_se") or 0.0):
+            if not _alike([*starts.values()], runs[0].standard_error(key)):
                 each = ", ".join(f"{arm} {'none' if v is None else f'{v:g}'}" for arm, v in starts.items())
                 where = f"β = {runs[0].point.beta:g}, replicate {runs[0].point.replicate}"
                 text = f"the {key} before the first step differs between arms, at {where}: {each}"
@@ -168,11 +168,17 @@ def _other_starts(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 
 
 def _alike(values: Sequence[float | None], error: float) -> bool:
-    """Whether evaluations are those of one policy; None if there was none."""
+    """Whether evaluations are those of one policy; None if there was none.
+
+    Args:
+        values: The evaluations.
+        error: Their standard error; `nan` if unknown.
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return not known
-    return max(known) - min(known) <= max(_OF_ERROR * error, _ROUNDING * max(map(abs, known)))
+    allowed = np.fmax(_OF_ERROR * error, _ROUNDING * max(map(abs, known)))
+    return bool(max(known) - min(known) <= allowed)
 
 
 def _evaluations(run: Run) -> list[Curve]:

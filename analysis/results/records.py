@@ -193,6 +193,14 @@ class Run:
             return self.outcome(schema.REWARD) - self.cell.where.beta * self.outcome(schema.KL)
         return math.nan if self.diverged else self.final.get(key, math.nan)
 
+    def standard_error(self, key: str) -> float:
+        """That of a final metric, from its values per prompt.
+
+        It is `nan` without them: nothing shows then whether a recorded one is right, so none is used.
+        """
+        values = self.prompts.get(key, np.zeros(0))
+        return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
     def decisive(self, outcome: str) -> float:
         """What decides in a plan, higher being better: J, or the negative KL."""
         return -self.outcome(schema.KL) if outcome == schema.KL else self.outcome(OBJECTIVE)

@@ -63,15 +63,16 @@ def _figure(assessment: Assessment, runs: list[Run], points: FloatArray, on: Boo
 
 def _table(runs: list[Run], on: BoolArray) -> Table:
     return Table.of(
-        "All runs that did not diverge: final evaluation with its 95% interval over evaluation prompts.",
+        "All runs that did not diverge: final evaluation with its 95% interval over evaluation prompts, from "
+        "the values of each prompt; “–” without these, by which a recorded error could be checked.",
         zip(runs, on, strict=True),
         ("Arm", lambda row: row[0].point.arm),
         ("β", lambda row: f"{row[0].point.beta:g}"),
         ("Replicate", lambda row: str(row[0].point.replicate)),
         ("KL (nats)", lambda row: row[0].outcome(schema.KL)),
-        ("± 95%", lambda row: NORMAL_95 * row[0].outcome(schema.KL_SE)),
+        ("± 95%", lambda row: NORMAL_95 * row[0].standard_error(schema.KL)),
         ("Reward", lambda row: row[0].outcome(schema.REWARD)),
-        ("± 95%", lambda row: NORMAL_95 * row[0].outcome(schema.REWARD_SE)),
+        ("± 95%", lambda row: NORMAL_95 * row[0].standard_error(schema.REWARD)),
         ("On the frontier", lambda row: "yes" if row[1] else "no"),
     )
 

@@ -5,12 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-import yaml
 from synthetic import edit_plan, fail, grid_results, publish, settle, write_sweep
 
-from analysis.imports.imported import import_runs
 from analysis.report.assessment import load_assessment
 from analysis.report.sections.summary import summary
+from analysis.report.sections.tradeoff import tradeoff
 from analysis.stats import Outcome
 
 ARM, CONTROL = "RaoBlackwell", "MonteCarlo"
@@ -25,6 +24,8 @@ SETTINGS = {
 }
 CONFIG = {"model": {"class_path": "RLOOModule", "init_args": {"temperature": 1.0}}, "kl": {"beta": 9.0}}
 ROWS = {"train": "ab" * 32, "validation": "cd" * 32}
+TRAINED, EVALUATED = (("curves train/reward", "curves train/kl"), ("curves val/reward", "curves val/kl"))
+GONE = None
 
 
 def recorded(point, made):
@@ -47,23 +48,34 @@ def runs(honest, tmp_path):
     return shutil.copytree(honest, tmp_path / "runs")
 
 
-def change(arm, edit, *, settled=False):
-    """An attack that publishes every run of an arm anew, with a valid checksum."""
+def put(made, changes):
+    """Change a result: path of keys -> value, function of the value, or GONE; or a function of the result."""
+    if callable(changes):
+        changes(made)
+        return
+    for path, value in changes.items():
+        *folders, key = path.split(" ")
+        node = made
+        for folder in folders:
+            node = node[folder]
+        if value is GONE:
+            node.pop(key)
+        else:
+            node[key] = value(node[key]) if callable(value) else value
+
+
+def change(which, changes, *, settled=False, then=lambda runs: None):
+    """An attack that publishes the runs of an arm, or the run of a place, anew, with a valid checksum."""
 
     def attack(runs):
-        for made in grid_results(runs, arm).values():
-            edit(made)
-            publish(runs / "results", settle(made) if settled else made)
+        arm, place = (which[0], which) if isinstance(which, tuple) else (which, None)
+        for where, made in grid_results(runs, arm).items():
+            if place in (None, where):
+                put(made, changes)
+                publish(runs / "results", settle(made) if settled else made)
+        then(runs)
 
     return attack
-
-
-def setting_of(key, value):
-    return lambda made: made["settings"].update({key: value})
-
-
-def setting(key, value, arm=ARM):
-    return change(arm, setting_of(key, value))
 
 
 def logged(key, of):
@@ -79,14 +91,14 @@ def logged(key, of):
     return edit
 
 
-def copied(source, target, edit=lambda made: None):
+def copied(source, target, changes=()):
     """An attack that publishes a run as that of another cell."""
 
     def attack(runs):
         found = grid_results(runs)
         made = {**found[source], **{key: found[target][key] for key in ("id", "cell")}}
         made["settings"] |= {"kl.beta": found[target]["cell"]["beta"]}
-        edit(made)
+        put(made, changes or {})
         publish(runs / "results", made)
 
     return attack
@@ -98,29 +110,36 @@ def digit(made):
     settle(made)
 
 
-def void(made, *, state="done", curves=()):
-    made["state"] = state
-    made["final"] = {"reward": None, "kl": made["final"]["kl"]}
-    for key in curves:
+def factor(made):
+    """Every digit of a copy times 1 + 1e-4."""
+    for values in (curve["value"] for curve in made["curves"].values()):
+        values[1:] = [value * (1 + 1e-4) for value in values[1:]]
+    made["final"] = {key: value * (1 + 1e-4) for key, value in made["final"].items()}
+
+
+def ended(made):
+    """A run of the control that was evaluated, as one that diverged at its end."""
+    made |= {"state": "diverged", "final": {"reward": None, "kl": made["final"]["kl"]}}
+    for key in ("val/reward", "val/kl"):
         made["curves"][key]["value"][-1] = None
 
 
-def planned(key, value):
-    """An attack whose plan says that an arm is evaluated otherwise."""
+def penalised(value, beta):
+    return value - beta * 0.4
 
-    def attack(runs):
-        def edit(document):
-            for plan in (document["content"]["plan"], document["history"][0]["plan"]):
-                plan["grid"]["arms"][ARM][key] = value
-            for cell in document["cells"]:
-                if cell["arm"] == ARM:
-                    cell["overrides"][key] = value
 
-        edit_plan(runs, edit)
-        change(ARM, lambda made: made["cell"]["overrides"].update({key: value}))(runs)
-        setting(key, value)(runs)
+def planned(runs, key="model.temperature", value=0.7):
+    """The plan says that an arm is evaluated otherwise."""
 
-    return attack
+    def edit(document):
+        for plan in (document["content"]["plan"], document["history"][0]["plan"]):
+            plan["grid"]["arms"][ARM][key] = value
+        for cell in document["cells"]:
+            if cell["arm"] == ARM:
+                cell["overrides"][key] = value
+
+    edit_plan(runs, edit)
+    change(ARM, {f"cell overrides {key}": value, f"settings {key}": value})(runs)
 
 
 def lost(runs):
@@ -131,9 +150,18 @@ def lost(runs):
         (runs / "results" / f"{found[place]['id']}.json").unlink()
 
 
-def seeds(document):
-    for cell in document["cells"]:
-        cell["seed"] += cell["arm"] == ARM
+def deleted(runs):
+    for made in list(grid_results(runs, CONTROL).values())[:3]:
+        (runs / "results" / f"{made['id']}.json").unlink()
+
+
+def reseeded(runs):
+    def edit(document):
+        for cell in document["cells"]:
+            cell["seed"] += cell["arm"] == ARM
+
+    edit_plan(runs, edit)
+    change(ARM, {"cell seed": lambda seed: seed + 1})(runs)
 
 
 def renumbered(runs):
@@ -155,17 +183,19 @@ def renumbered(runs):
             publish(runs / "results", {**made, "cell": of[made["id"]]})
 
 
-def prompts(kept=16, error=1.0):
+def prompts(kept=16, error=1.0, evaluated=16, changes=()):
     """An attack that keeps the best prompts of an arm, or multiplies its standard errors."""
 
     def attack(runs):
         for (arm, *_), made in grid_results(runs).items():
             for key in ("reward", "kl"):
                 own = made["final"][key] + np.linspace(-0.5, 0.5, 16)[-kept if arm == ARM else 0 :]
-                told = own.std(ddof=1) / len(own) ** 0.5 * (error if arm == ARM else 1)
-                made["final"] |= {key: float(own.mean()), f"{key}_se": float(told)}
+                recorded_error = own.std(ddof=1) / len(own) ** 0.5 * (error if arm == ARM else 1)
+                made["final"] |= {key: float(own.mean()), f"{key}_se": float(recorded_error)}
                 made.setdefault("prompts", {})[key] = own.tolist()
-            publish(runs / "results", settle({**made, "evaluation_prompts": 16}))
+            made["evaluation_prompts"] = evaluated
+            put(made, changes or {})
+            publish(runs / "results", settle(made))
 
     return attack
 
@@ -179,194 +209,169 @@ def shifted(runs):
             publish(runs / "results", settle(made))
 
 
-def bare(runs):
-    """Nothing but results is left."""
-    for made in grid_results(runs).values():
-        kept = {key: value for key, value in made.items() if key not in ("settings", "rows_sha256")}
-        publish(runs / "results", {**kept, "curves": {}})
-
-
-def factor(made):
-    """Every digit of a copy times 1 + 1e-4."""
-    for values in (curve["value"] for curve in made["curves"].values()):
-        values[1:] = [value * (1 + 1e-4) for value in values[1:]]
-    made["final"] = {key: value * (1 + 1e-4) for key, value in made["final"].items()}
-
-
-def processors(runs):
-    for arm in (CONTROL, ARM):
-        change(arm, lambda made, arm=arm: made["versions"].update(processor=arm))(runs)
-
-
+OTHER, SAME = "ef" * 32, {"weights_sha256": "ab" * 32}
+FAR = {"final reward": lambda value: value + 1.5}
+LONGER = {f"{TRAINED[0]} {key}": lambda values: [*values, 99] for key in ("step", "value")}
 DIFFER = "the runs differ in settings that the plan does not change: "
 START = "before the first step differs between arms"
-OTHERS = {"model.reward_path": "mine:reward", "model.stop_at_eos": False, "data.eval_size": 32}
-WITHHELD = {
-    **{f"{key} in one arm": (setting(key, value), f"{DIFFER}{key}") for key, value in OTHERS.items()},
-    "a setting in one run": (
-        copied((ARM, 0, 0), (ARM, 0, 0), setting_of("model.top_p", 1)),
-        f"{DIFFER}model.top_p",
+NO_START = "runs without an evaluation before the first step, which every run has, unless "
+# Arm or run, what is changed, whether curves follow the result, and the line of the page
+CHANGES = {
+    "another reward in one arm": (
+        ARM,
+        {"settings model.reward_path": "mine:reward"},
+        False,
+        f"{DIFFER}model.r",
     ),
-    "no settings in one arm": (change(ARM, lambda made: made.pop("settings")), f"{DIFFER}data.eval_size"),
+    "another end in one arm": (
+        ARM,
+        {"settings model.stop_at_eos": False},
+        False,
+        f"{DIFFER}model.stop_at_eos",
+    ),
+    "fewer prompts in one arm": (ARM, {"settings data.eval_size": 32}, False, f"{DIFFER}data.eval_size"),
+    "a setting in one run": ((ARM, 0, 0), {"settings model.top_p": 1}, False, f"{DIFFER}model.top_p"),
+    "no settings in one arm": (ARM, {"settings": GONE}, False, f"{DIFFER}data.eval_size"),
     "no clip in one arm": (
-        change(ARM, lambda made: made["settings"].pop("trainer.gradient_clip_val")),
+        *(ARM, {"settings trainer.gradient_clip_val": GONE}, False),
         f"{DIFFER}trainer.gradient_clip_val (MonteCarlo 1; RaoBlackwell none)",
     ),
     "one arm in two processes": (
-        change(ARM, lambda made: made.update(processes=2)),
+        *(ARM, {"processes": 2}, False),
         f"{DIFFER}trainer.devices (MonteCarlo 1; RaoBlackwell 2)",
     ),
     "all at another temperature than planned": (
-        setting("model.temperature", 0.5, arm=None),
+        *(None, {"settings model.temperature": 0.5}, False),
         "its settings have model.temperature = 0.5, expected 1.0",
     ),
-    "a temperature of one arm in the plan": (
-        planned("model.temperature", 0.7),
-        "the arms were evaluated with other values of model.temperature",
-    ),
     "other prompts of the same number": (
-        change(ARM, lambda made: made["rows_sha256"].update(validation="ef" * 32)),
+        *(ARM, {"rows_sha256 validation": OTHER}, False),
         "were evaluated on other rows: MonteCarlo cdcdcdcdcdcd; RaoBlackwell efefefefefef",
     ),
     "other training data of the same size": (
-        change(ARM, lambda made: made["rows_sha256"].update(train="ef" * 32)),
+        *(ARM, {"rows_sha256 train": OTHER}, False),
         "were trained on other rows",
     ),
     "other prompts without their hash": (
-        change(
-            ARM, lambda made: (logged("reward", lambda value, _: value + 0.02)(made), made.pop("rows_sha256"))
+        *(ARM, lambda made: (logged("reward", lambda value, _: value + 0.02)(made), made.pop("rows_sha256"))),
+        *(False, f"the reward {START}"),
+    ),
+    # Which a large standard error of the start would explain, if any record could show that it is right
+    "other prompts, and large errors": (
+        ARM,
+        lambda made: (
+            logged("reward", lambda value, _: value + 0.02)(made),
+            made["curves"].update({"val/reward_se": {"step": [0], "value": [9.0]}}),
         ),
-        "the reward before the first step differs",
+        *(False, f"the reward {START}"),
+    ),
+    "one model for all seeds": (ARM, SAME, False, "10 runs of 10 seeds have the same weights"),
+    "null rewards of the control": (
+        CONTROL,
+        {"final reward": lambda _: None},
+        False,
+        "has no reward or no KL, though",
+    ),
+    "no reward of the control": (
+        *(CONTROL, {"final reward": GONE}, False),
+        "its last evaluation has both: it did not diverge",
+    ),
+    "the result raised": (ARM, {"final reward": 9.0}, False, "its reward is 9, but"),
+    "a negative KL": (ARM, {"final kl": -1.0}, True, "its KL is -1; a KL is not negative"),
+    "rewards times three": (ARM, logged("reward", lambda value, _: 3 * value), False, f"the reward {START}"),
+    "the sign of rewards": (CONTROL, logged("reward", lambda value, _: -value), False, f"the reward {START}"),
+    "penalised rewards": (CONTROL, logged("reward", penalised), False, f"the reward {START}"),
+    "KL(reference || policy)": (ARM, logged("kl", lambda value, _: 0.9 * value), False, f"the kl {START}"),
+    "KL per token in one arm": (ARM, logged("kl", lambda value, _: value / 20), False, f"the kl {START}"),
+    "more steps in one arm": (ARM, LONGER, False, "the runs end at different steps"),
+    "one reward in all runs of the control": (
+        *(CONTROL, {"final reward": 0.4}, True),
+        "all 10 runs of MonteCarlo have the same reward, 0.4",
+    ),
+    "one KL in all runs of one arm": (
+        *(ARM, {"final kl": 0.4}, True),
+        "all 10 runs of RaoBlackwell have the same KL, 0.4",
+    ),
+    "no training in one arm": (
+        *(ARM, dict.fromkeys(TRAINED), False),
+        "runs without curves of training, which others have: 10 of RaoBlackwell",
+    ),
+    "no evaluations in one arm": (ARM, dict.fromkeys(EVALUATED), False, NO_START),
+    "no evaluations in any arm": (None, dict.fromkeys(EVALUATED), False, NO_START),
+    "the last evaluation alone": (
+        *(None, {f"{EVALUATED[0]} {key}": lambda values: values[-1:] for key in ("step", "value")}, False),
+        NO_START,
+    ),
+    "no versions in one arm": (
+        *(ARM, {"versions": {}}, False),
+        "runs without versions, which others have: 10 of RaoBlackwell",
+    ),
+    "no weights in one arm": (
+        *(CONTROL, lambda made: made.update(weights_sha256=made["id"]), False),
+        "runs without the hash of their weights, which others have: 10 of RaoBlackwell",
+    ),
+    "nothing to check": (
+        *(None, {"settings": GONE, "rows_sha256": GONE, "curves": {}}, False),
+        "nothing can be checked",
+    ),
+    "an evaluation far from the rollouts": (
+        *(ARM, FAR, True),
+        "the reward of RaoBlackwell rises in its evaluations by 1.",
+    ),
+    "other versions in one arm": (
+        *(ARM, {"versions torch": "1.0"}, False),
+        "all runs of RaoBlackwell were made with other versions than those of the control",
+    ),
+}
+WITHHELD = {
+    name: (change(which, edit, settled=s), line) for name, (which, edit, s, line) in CHANGES.items()
+} | {
+    "a temperature of one arm in the plan": (
+        planned,
+        "the arms were evaluated with other values of model.temperature",
     ),
     "a run copied with a digit moved": (
         copied((ARM, 0, 0), (ARM, 0, 3), digit),
         "18 of 20 values of its KL are those of",
     ),
     "a run copied to another beta": (copied((ARM, 0, 0), (ARM, 1, 3)), "at another seed: a copy"),
-    "one model for all seeds": (
-        change(ARM, lambda made: made.update(weights_sha256="ab" * 32)),
-        "10 runs of 10 seeds have the same weights",
-    ),
-    "null rewards of the control": (change(CONTROL, void), "has no reward or no KL, though"),
-    "no reward of the control": (
-        change(CONTROL, lambda made: made["final"].pop("reward")),
-        "its last evaluation has both: it did not diverge",
-    ),
-    "the result raised": (change(ARM, lambda made: made["final"].update(reward=9.0)), "its reward is 9, but"),
-    "a negative KL": (
-        change(ARM, lambda made: made["final"].update(kl=-1.0), settled=True),
-        "its KL is -1; a KL is not negative",
-    ),
-    "rewards times three": (change(ARM, logged("reward", lambda value, _: 3 * value)), f"the reward {START}"),
-    "the sign of the control's rewards": (
-        change(CONTROL, logged("reward", lambda value, _: -value)),
-        f"the reward {START}",
-    ),
-    "rewards of the control that are penalised": (
-        change(CONTROL, logged("reward", lambda value, beta: value - beta * 0.4)),
-        f"the reward {START}",
-    ),
-    "KL(reference || policy) in one arm": (
-        change(ARM, logged("kl", lambda value, _: 0.9 * value)),
-        f"the kl {START}",
-    ),
-    "KL per token in one arm": (change(ARM, logged("kl", lambda value, _: value / 20)), f"the kl {START}"),
-    "more steps in one arm": (
-        change(ARM, lambda made: [of.append(99) for of in made["curves"]["train/reward"].values()]),
-        "the runs end at different steps",
-    ),
+    "a copy with a factor": (copied((ARM, 0, 0), (ARM, 0, 3), factor), ", times "),
     "starts renumbered": (renumbered, "its id is not that of its configuration, seed and inputs"),
-    "half of the prompts kept": (
-        prompts(kept=8),
-        "different numbers of prompts: MonteCarlo 16; RaoBlackwell 8",
+    "seeds of one arm": (reseeded, "have different seeds"),
+    "half of the prompts": (prompts(kept=8), "different numbers of prompts: MonteCarlo 16; RaoBlackwell 8"),
+    "half of the prompts of all": (prompts(evaluated=32), "has values of 16 prompts, but 32 were evaluated"),
+    "no values of prompts": (
+        prompts(changes={"prompts": GONE}),
+        "has values of 0 prompts, but 16 were evaluated",
     ),
-    "half of the prompts of all arms kept": (
-        lambda runs: (prompts()(runs), change(None, lambda made: made.update(evaluation_prompts=32))(runs)),
-        "has values of 16 prompts, but 32 were evaluated",
-    ),
-    "errors that the prompts do not give": (
-        prompts(error=0.5),
-        "the standard error of its reward is 0.0",
-    ),
+    "errors that the prompts do not give": (prompts(error=0.5), "the standard error of its reward is 0.0"),
     "equal weights with other results": (
-        lambda runs: [
-            copied((arm, 0, 0), (arm, 0, 0), lambda made: made.update(weights_sha256="ab" * 32))(runs)
-            for arm in (CONTROL, ARM)
-        ],
+        change((ARM, 0, 0), SAME, then=change((CONTROL, 0, 0), SAME)),
         "2 runs with different results have the same weights",
     ),
-    "a copy with a factor": (copied((ARM, 0, 0), (ARM, 0, 3), factor), ", times "),
     "equal differences in all pairs": (
         shifted,
         "the reward of RaoBlackwell less that of MonteCarlo is 0.6 in all 5 pairs at β = 0.1",
     ),
-    "one reward in all runs of the control": (
-        change(CONTROL, lambda made: made["final"].update(reward=0.4), settled=True),
-        "all 10 runs of MonteCarlo have the same reward, 0.4",
-    ),
-    "one KL in all runs of one arm": (
-        change(ARM, lambda made: made["final"].update(kl=0.4), settled=True),
-        "all 10 runs of RaoBlackwell have the same KL, 0.4",
-    ),
-    "no training in one arm": (
-        change(ARM, lambda made: [made["curves"].pop(f"train/{key}") for key in ("reward", "kl")]),
-        "runs without curves of training, which others have: 10 of RaoBlackwell",
-    ),
-    "no evaluations before the last in one arm": (
-        change(ARM, lambda made: [made["curves"].pop(key) for key in [*made["curves"]] if key[:4] == "val/"]),
-        "runs without evaluations before the last, which others have: 10 of RaoBlackwell",
-    ),
-    "no versions in one arm": (
-        change(ARM, lambda made: made.update(versions={})),
-        "runs without versions, which others have: 10 of RaoBlackwell",
-    ),
-    "no weights in one arm": (
-        change(CONTROL, lambda made: made.update(weights_sha256=made["id"])),
-        "runs without the hash of their weights, which others have: 10 of RaoBlackwell",
-    ),
-    "nothing to check": (bare, "nothing can be checked"),
-    "an evaluation far from the rollouts": (
-        change(ARM, lambda made: made["final"].update(reward=made["final"]["reward"] + 1.5), settled=True),
-        "the reward of RaoBlackwell rises in its evaluations by 1.",
-    ),
-    "other versions in one arm": (
-        change(ARM, lambda made: made["versions"].update(torch="1.0")),
-        "all runs of RaoBlackwell were made with other versions than those of the control",
-    ),
     "another processor in one arm": (
-        processors,
+        change(ARM, {"versions processor": "a"}, then=change(CONTROL, {"versions processor": "b"})),
         "all runs of RaoBlackwell were made on another kind of processor than those of the control",
-    ),
-    "seeds of one arm": (
-        lambda runs: (
-            edit_plan(runs, seeds),
-            change(ARM, lambda made: made["cell"].update(seed=made["cell"]["seed"] + 1))(runs),
-        ),
-        "have different seeds",
     ),
 }
 # A line beside the verdict, or in place of one for a reason that is not in the files.
-TOLD = {
+BESIDE = {
     "other versions in a run": (
-        copied((ARM, 0, 0), (ARM, 0, 0), lambda made: made["versions"].update(torch="1.0")),
+        change((ARM, 0, 0), {"versions torch": "1.0"}),
         "the runs were made with different versions",
     ),
     "other processors of single runs": (
-        lambda runs: (
-            [
-                change(arm, lambda made: made["versions"].update(processor="one"))(runs)
-                for arm in (CONTROL, ARM)
-            ]
-            + [
-                copied((ARM, 0, 0), (ARM, 0, 0), lambda made: made["versions"].update(processor="another"))(
-                    runs
-                )
-            ]
+        change(
+            None, {"versions processor": "one"}, then=change((ARM, 0, 0), {"versions processor": "other"})
         ),
-        "1 of 10 groups of matched runs were trained on several kinds of processors (another, one)",
+        "1 of 10 groups of matched runs were trained on several kinds of processors (one, other)",
     ),
     "one run as both of its pair": (
-        copied((CONTROL, 0, 0), (ARM, 0, 0), setting_of("kl.estimator.class_path", ARM)),
+        copied((CONTROL, 0, 0), (ARM, 0, 0), {"settings kl.estimator.class_path": ARM}),
         "at one seed: a copy, or arms that do the same",
     ),
     "the best runs of the control as failures": (lost, "runs without a result: MonteCarlo 3, RaoBlackwell 0"),
@@ -374,17 +379,8 @@ TOLD = {
         lost,
         "If 3 lost runs had been as the best of their β for MonteCarlo",
     ),
-    "evaluations of the control removed": (
-        change(CONTROL, lambda made: void(made, state="diverged", curves=["val/reward", "val/kl"])),
-        "Some runs diverged. They rank last",
-    ),
-    "the best runs of the control deleted": (
-        lambda runs: [
-            (runs / "results" / f"{made['id']}.json").unlink()
-            for made in list(grid_results(runs, CONTROL).values())[:3]
-        ],
-        "3 of 20 planned runs have no result yet",
-    ),
+    "evaluations of the control removed": (change(CONTROL, ended), "Some runs diverged. They rank last"),
+    "the best runs of the control deleted": (deleted, "3 of 20 planned runs have no result yet"),
 }
 
 
@@ -403,9 +399,31 @@ def test_an_attack_withholds_the_verdict(name, runs):
     assert assessment.withheld
 
 
-def test_values_of_all_prompts_are_no_problem(runs):
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_attack_that_may_be_honest_has_a_line(name, runs, undrawn):
+    attack, line = BESIDE[name]
+    attack(runs)
+    assert line in " ".join(summary(load_assessment(runs)).paragraphs)
+
+
+def test_an_error_that_no_prompts_show_is_not_used(runs):
+    """Nothing in such files can show that it is wrong: it decides nothing, and the page has a dash."""
+    before = load_assessment(runs)
+    change(ARM, {"final reward_se": 1e-9, "final kl_se": 1e-9})(runs)
+    after = load_assessment(runs)
+    assert [one.primary for one in after.comparisons] == [one.primary for one in before.comparisons]
+    (figure,) = tradeoff(after).figures
+    assert {(row[4], row[6]) for row in figure.table.cells} == {("–", "–")}
     prompts()(runs)
+    (figure,) = tradeoff(load_assessment(runs)).figures
+    assert not {row[6] for row in figure.table.cells} & {"–", "0.00"}
     assert load_assessment(runs).sweep.problems == []
+
+
+def test_a_plan_may_leave_out_the_evaluation_before_the_first_step(tmp_path):
+    config = {"trainer": {"num_sanity_val_steps": 0}}
+    write_sweep(tmp_path, config=config, edit=lambda _, made: put(made, dict.fromkeys(EVALUATED)) or made)
+    assert load_assessment(tmp_path).sweep.invalid == []
 
 
 @pytest.mark.parametrize("weights", ["", "ab" * 32])
@@ -416,173 +434,9 @@ def test_starts_of_one_hash_are_no_blocks(weights, tmp_path):
         if weights and made["cell"]["stage"] in ("dpo-1", "dpo-3"):
             publish(path.parent, {**made, "weights_sha256": weights})
     assessment = load_assessment(tmp_path)
-    told = ["the blocks dpo-1, dpo-3 start from the same weights: they are one"] * bool(weights)
-    assert assessment.sweep.invalid == told
+    lines = ["the blocks dpo-1, dpo-3 start from the same weights: they are one"] * bool(weights)
+    assert assessment.sweep.invalid == lines
     assert bool(assessment.withheld) is bool(weights)
-
-
-@pytest.mark.parametrize("name", TOLD)
-def test_an_attack_that_may_be_honest_is_told(name, runs, undrawn):
-    attack, line = TOLD[name]
-    attack(runs)
-    assert line in " ".join(summary(load_assessment(runs)).paragraphs)
-
-
-STEPS = {name: name for name in ("arm", "beta", "seed", "step", "reward", "kl")} | {"replicate": "seed"}
-FINALS = {key: column for key, column in STEPS.items() if key != "step"}
-STATED = {"reward_unit": "task", "kl_unit": "sequence"}
-
-
-def rows():
-    """A log of two arms at two betas with seven seeds and six steps, in which rb is better."""
-    rng = np.random.default_rng(0)
-    return [
-        {
-            "arm": arm,
-            "beta": beta,
-            "seed": seed,
-            "step": step,
-            "reward": 1 + 0.1 * step + 0.3 * (arm == "rb") + 0.02 * rng.normal(),
-            "kl": (0.5 + 0.1 * step) * (0.2 / beta) * (1 + 0.02 * rng.normal()),
-        }
-        for arm in ("mc", "rb")
-        for beta in (0.1, 0.3)
-        for seed in range(7)
-        for step in range(6)
-    ]
-
-
-def imported(folder, log, columns=STEPS, **mapping):
-    head = [*dict.fromkeys(columns.values())]
-    text = "\n".join([",".join(head), *(",".join(str(row[key]) for key in head) for row in log)])
-    (folder / "log.csv").write_text(text)
-    content = {"name": "theirs", "columns": columns, "primary": {"control": "mc"}, **mapping}
-    (folder / "mapping.yaml").write_text(yaml.safe_dump(content))
-    import_runs(folder / "log.csv", folder / "mapping.yaml", folder / "theirs")
-    return load_assessment(folder / "theirs")
-
-
-def each(arm, key, of):
-    """A change of one metric of an arm, where `of` maps a row."""
-    return lambda log: [row | {key: of(row)} if row["arm"] == arm else row for row in log]
-
-
-def of_run(edit, arm="mc", beta=0.1, seed=0):
-    """A change of the rows of one run; `edit` maps a row to a row, or to None."""
-
-    def change(log):
-        where = {"arm": arm, "beta": beta, "seed": seed}
-        mine = [row if not where.items() <= row.items() else edit(row) for row in log]
-        return [row for row in mine if row is not None]
-
-    return change
-
-
-def again(log, *, digit=0.0, seed=4, columns=("reward", "kl")):
-    """The log with the first run of rb as that of another seed."""
-    source = {row["step"]: row for row in log if (row["arm"], row["beta"], row["seed"]) == ("rb", 0.1, 0)}
-
-    def edit(row):
-        values = {key: source[row["step"]][key] for key in columns}
-        return row | values | {"kl": values["kl"] + digit * (row["step"] == 5)}
-
-    return of_run(edit, "rb", 0.1, seed)(log)
-
-
-last = [row for row in rows() if row["step"] == 5]
-# What is changed, further keys of the mapping, whether there is no verdict, and the line.
-IMPORTS = {
-    "rewards times three": (
-        each("rb", "reward", lambda row: 3 * row["reward"]),
-        {},
-        True,
-        "another scale or sign",
-    ),
-    "the sign of the control's rewards": (
-        each("mc", "reward", lambda row: -row["reward"]),
-        {},
-        True,
-        "another scale or sign, or a penalty within? `reward_unit: task` in the mapping states",
-    ),
-    "rewards of the control that are penalised": (
-        each("mc", "reward", lambda row: row["reward"] - row["beta"] * row["kl"]),
-        {"kl_unit": "sequence"},
-        False,
-        "`reward_unit: task` (all rewards are of one function, scale and sign, and none contains",
-    ),
-    "no rewards of the control": (
-        each("mc", "reward", lambda row: 0.0),
-        STATED,
-        False,
-        "all 14 runs of mc have the same reward, 0: was it computed",
-    ),
-    "no KLs of one arm": (
-        each("rb", "kl", lambda row: 0.0),
-        STATED,
-        False,
-        "all 14 runs of rb have the same KL, 0: was it computed",
-    ),
-    "KL per token of few tokens": (
-        each("rb", "kl", lambda row: row["kl"] / 5),
-        {},
-        False,
-        "summed over a compl",
-    ),
-    "KL(reference || policy) in one arm": (
-        each("rb", "kl", lambda row: 0.8 * row["kl"]),
-        {"reward_unit": "task"},
-        False,
-        "`kl_unit: sequence` (all KLs are KL(policy ‖ reference), summed over a completion)",
-    ),
-    "a negative mean KL": (each("rb", "kl", lambda row: -row["kl"]), STATED, True, "the mean KL of rb"),
-    "a run of the control cut short": (
-        of_run(lambda row: row if row["step"] < 4 else None),
-        STATED,
-        True,
-        "the runs end at different steps",
-    ),
-    "a run left out": (
-        of_run(lambda row: None),
-        STATED | {"incomplete": "leave_out_replicate"},
-        False,
-        "is worse), the verdict would be: rb against mc better",
-    ),
-    "results copied": (
-        lambda log: again(last),
-        STATED | {"columns": FINALS},
-        True,
-        "2 of 2 results are those of",
-    ),
-    "results copied with a digit moved": (
-        lambda log: again(last, digit=0.001),
-        STATED | {"columns": FINALS},
-        False,
-        "1 of 2 results are those of",
-    ),
-    "seeds of one arm": (
-        each("rb", "seed", lambda row: row["seed"] + 10),
-        STATED,
-        True,
-        "28 of 56 runs are missing",
-    ),
-    "rows twice": (lambda log: log + log[-7:], STATED, False, "7 rows stood twice"),
-}
-
-
-def test_without_an_attack_an_import_is_better(tmp_path):
-    assessment = imported(tmp_path, rows(), **STATED)
-    assert [one.primary.outcome for one in assessment.comparisons] == [Outcome.BETTER]
-    (told,) = assessment.sweep.problems
-    assert "they were not scored by the common evaluator" in told.text
-
-
-@pytest.mark.parametrize("name", IMPORTS)
-def test_an_attack_on_an_import(name, tmp_path, undrawn):
-    attack, mapping, withheld, line = IMPORTS[name]
-    assessment = imported(tmp_path, attack(rows()), **mapping)
-    told = [*(problem.text for problem in assessment.sweep.problems), assessment.worst]
-    assert any(line in text for text in told), told
-    assert bool(assessment.withheld) is withheld
 
 
 def test_lost_runs_of_the_control_are_taken_as_its_best(tmp_path):
