@@ -239,7 +239,7 @@ def _without_incomplete(sweep: Sweep, *, leave_out: bool) -> Sweep:
 
 
 def _counted(problems: Iterable[Problem]) -> list[Problem]:
-    """The problems, of each kind the first with their number."""
+    """The first problem of each kind, with the number of them."""
 
     def kind(numbered: tuple[int, Problem]) -> object:
         number, problem = numbered

@@ -71,7 +71,7 @@ def _alien_cells(locked: LockedPlan) -> Iterator[str]:
 
 
 def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str]:
-    """What a cell of the grid or of the tuning stage does not have as the plan gives it."""
+    """The values in which a cell of the grid or of the tuning stage differs from the plan."""
     if (point := cell.where) is None:
         return
     if point.beta != (beta := plan.grid.beta[point.beta_index]):

@@ -74,7 +74,7 @@ def _refuse_moving(plan: Plan, arms: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _refuse(plan: Plan, errors: Mapping[tuple[str, str], str]) -> None:
-    """Raise the first error; one of every arm is an error of the block, or of what all blocks share."""
+    """Raise the first error; if every arm has it, it is attributed to the block, or to all blocks."""
     if not errors:
         return
     (setting, block), error = next(iter(errors.items()))

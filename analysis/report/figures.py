@@ -81,7 +81,7 @@ def looks(labels: Iterable[str], control: str) -> dict[str, Look]:
 
 
 def thinned(items: Any, most: int = MOST) -> Any:
-    """All items of a sequence, or every second, third and so on, so that there are at most so many."""
+    """Every n-th item of a sequence, with the smallest n that leaves at most so many."""
     return items[:: -(-len(items) // most) or 1]
 
 
@@ -103,7 +103,7 @@ def legend_lines(styles: dict[str, Look], *, lines: bool) -> list[Line2D]:
 
 @dataclass
 class Sheet:
-    """A canvas and, after the block of `sheet`, its SVG."""
+    """A matplotlib canvas and, after the block of `sheet`, its SVG."""
 
     canvas: Canvas
     svg: str = ""

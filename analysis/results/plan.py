@@ -276,7 +276,7 @@ class Plan:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], directory: str) -> "Plan":
-        """Create a plan from its written form; one of `MALFORMED` if it is none."""
+        """Create a plan from its written form; raises `MALFORMED` if it is invalid."""
         # Settings without effect that plans had when most sweeps were published; their hash is of the file
         retired = ("kl_cuts", "corner", "sequential")
         primary = {key: value for key, value in record["primary"].items() if value or key not in retired}

@@ -123,7 +123,7 @@ class Cell:
 
     @classmethod
     def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
-        """Create a cell from its written form; one of `MALFORMED` if it is none."""
+        """Create a cell from its written form; raises `MALFORMED` if it is invalid."""
         rest = {key: value for key, value in record.items() if key not in (*Point._fields, "id")}
         point: Any = {name: record[name] for name in Point._fields}
         return cls(id=cell_id, point=None if {*point.values()} == {None} else point, **rest)
@@ -214,7 +214,7 @@ class Run:
 
     @classmethod
     def of_record(cls, content: Mapping[str, Any]) -> Self:
-        """Create a run from the content of a published result; one of `MALFORMED` if it is none."""
+        """Create a run from the content of a published result; raises `MALFORMED` if it is invalid."""
         final, studies = content["final"], content.get("studies", {})
         if content["state"] not in (schema.DONE, schema.DIVERGED):
             raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")

@@ -41,19 +41,19 @@ def nondominated(kl: FloatArray, reward: FloatArray) -> BoolArray:
 
 @dataclass(frozen=True)
 class Share:
-    """A number of so many."""
+    """A count out of a total."""
 
     count: int
     total: int
 
     @property
     def value(self) -> float:
-        """The share; `nan` of none."""
+        """The fraction; `nan` if the total is 0."""
         return self.count / self.total if self.total else float("nan")
 
     @property
     def interval(self) -> Interval | None:
-        """Clopper and Pearson's 95% interval, of so many independent ones; None without any."""
+        """The Clopper-Pearson 95% interval, for independent trials; None if the total is 0."""
         if not self.total:
             return None
         found = stats.binomtest(self.count, self.total).proportion_ci(0.95, "exact")

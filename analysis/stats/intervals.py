@@ -28,7 +28,7 @@ class Interval:
 
     @property
     def ends(self) -> list[float]:
-        """Its ends, as in `results.json`."""
+        """Lower and upper end, as in `results.json`."""
         return [self.low, self.high]
 
     def within(self, margin: float) -> bool:

@@ -110,7 +110,7 @@ class Design:
         return self.over_blocks or self.single
 
     def reach(self, pilot: float = math.inf) -> float | None:
-        """What it detects, see `detectable`.
+        """The smallest difference that it detects, see `detectable`.
 
         Args:
             pilot: Degrees of freedom of the standard error; infinite if it is known.

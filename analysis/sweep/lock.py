@@ -78,7 +78,7 @@ def lock(
 
 
 def _moment() -> dict[str, str | None]:
-    """Time and commit of the present folder, with `-dirty` if its files have changed since."""
+    """The time, and the commit of the working directory, with `-dirty` if files have changed since."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

@@ -115,7 +115,7 @@ class KLEstimatorCallback(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Set what changes with a new rollout: its score weights depend on it."""
+        """Update scheduled settings before a new rollout, as its score weights depend on them."""
         if not isinstance(pl_module, OnPolicyModule):
             return
         first_step = trainer.global_step - batch_idx % pl_module.steps_per_batch

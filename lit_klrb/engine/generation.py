@@ -124,7 +124,7 @@ def _decode(
     pad_token_id: int,
     vocabulary: int | None = None,
 ) -> Tensor:
-    """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended.
+    """The tokens that uniform numbers select, shape [B, T]; shorter than T if all completions have ended.
 
     Completions that have ended leave the batch once they are half of it.
     """

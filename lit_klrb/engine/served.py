@@ -60,7 +60,7 @@ def check_address(address: str) -> None:
 
 
 class _InTime(io.RawIOBase):
-    """A connection on which everything that is sent and read is in time, however slowly it comes."""
+    """A socket with one deadline for everything that is sent and read."""
 
     def __init__(self, connection: socket, deadline: float) -> None:
         self.connection, self.deadline = connection, deadline
@@ -163,7 +163,7 @@ class ServedTeacher:
         self.check_same(probe)
 
     def check_same(self, probe: object) -> None:
-        """Compare it with the teacher of an earlier time, by what that said of the same tokens."""
+        """Check that this is the teacher of an earlier run, by its log-probabilities of the same tokens."""
         if not isinstance(probe, list) or len(probe) != len(self.probe):
             return  # of an earlier version, or with another vocabulary, which the tokenizer shows
         apart = fmean(abs(one - other) for one, other in zip(probe, self.probe, strict=True))
@@ -182,7 +182,7 @@ class ServedTeacher:
         return names[0]
 
     def _positions(self, sequences: list[list[int]]) -> list[list[Any]]:
-        """What the server says of each position of each sequence."""
+        """The server's log-probabilities at each position of each sequence."""
         positions: list[list[Any]] = []
         for start in range(0, len(sequences), _ROWS):
             part = sequences[start : start + _ROWS]
@@ -222,7 +222,7 @@ class ServedTeacher:
         return [[token, *head], [logprobs[token], *head.values()]]
 
     def _ask(self, path: str, question: dict[str, Any] | None = None, entries: int = 0) -> Any:
-        """The answer to a request, decoded; several attempts."""
+        """The decoded answer to a request, after several attempts if need be."""
         reason = ""
         for pause in (0.0, *PAUSES):
             if pause:

@@ -19,7 +19,7 @@ _BEYOND = 32
 
 
 class FitSums(NamedTuple):
-    """What least squares needs of some groups: sums over them, of all D directions, in float64."""
+    """Sufficient statistics for least squares: sums over groups for all D directions, in float64."""
 
     products: Tensor  # inner products of the directions, shape [..., D, D]; 0 for directions that are absent
     target: Tensor  # inner products of the directions and the score weights at g = 0, shape [..., D]
@@ -34,7 +34,7 @@ class FitSums(NamedTuple):
         group_size: int,
         names: Sequence[str] = DIRECTIONS,
     ) -> "FitSums":
-        """Those of each group of a rollout, shape [G, ...], on the CPU; arguments as of the fit."""
+        """The sums of each group of a rollout, shape [G, ...], on the CPU; arguments as in the fit."""
         if unknown := [name for name in directions if name not in names]:
             raise ConfigurationError(
                 f"the direction {unknown[0]} is not among direction_names: {', '.join(names)}"
@@ -80,7 +80,7 @@ class FitSums(NamedTuple):
         return semidefinite and counts and bool((matrix.diagonal() >= 0).all())
 
     def of_others(self) -> "FitSums":
-        """For each group the sums of all others.
+        """The leave-one-out sums: for each group, those of all other groups.
 
         Not the total minus the own group, which would cancel for a dominant group.
         """

@@ -41,7 +41,7 @@ class PerToken(NamedTuple):
 
 
 def _field(name: str, needed: str) -> Callable[[TokenStats], Tensor]:
-    """A field of the statistics, which must be there."""
+    """Read a field of the statistics that must not be None."""
 
     def field(stats: TokenStats) -> Tensor:
         values: Tensor | None = getattr(stats, name)

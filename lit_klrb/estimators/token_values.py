@@ -86,7 +86,7 @@ class TokenValues:
     def of_completions(
         cls, parts: Sequence[tuple[Tensor, Tensor, Tensor]], group_size: int, vocabulary: int
     ) -> "TokenValues":
-        """Values fitted to completions that are all there: each part is predicted by fits to those before it.
+        """Values fitted to a fixed set of completions; fits to the parts before predict each part.
 
         Parts are tokens [B, T], mask [B, T] and rewards [B], see `observe`.
         """
@@ -159,7 +159,7 @@ class TokenValues:
     def observe_to_come(
         self, tokens: Tensor, mask: Tensor, kl: Tensor, group_size: int, discount: float = 1.0
     ) -> None:
-        """The same for values that predict the KL after each token, by that token alone.
+        """`observe` for values that predict the KL after each token from that token alone.
 
         Each token counts as a completion whose reward is the KL to come; those at a position of the
         completions of a prompt are a group. The window is therefore one of tokens.

@@ -162,7 +162,7 @@ def adapted_weights(model: PreTrainedModel) -> Iterator[tuple[Any, Tensor]]:
 
 
 def separates(model: PreTrainedModel) -> bool:
-    """Whether `merged` makes two weights of one that embedding and head share."""
+    """Whether `merged` unties the head from the embedding."""
     return has_adapter(model) and bool(_check_shared(model))
 
 

@@ -37,7 +37,7 @@ CONTINUES = "continues_with"
 
 @contextmanager
 def eval_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout; the mode of each module is restored."""
+    """Switch off dropout inside the block; the mode of each module is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -107,7 +107,7 @@ def full_precision_forward(model: PreTrainedModel) -> Iterator[None]:
 
 
 def has_weights(model: nn.Module) -> bool:
-    """Whether a model has the numbers that its outputs depend on."""
+    """Whether a model's weights have values, which those on torch's meta device have not."""
     return not any(weight.is_meta for weight in model.parameters())
 
 
@@ -175,7 +175,7 @@ def cache_name(model: PreTrainedModel) -> str | None:
 
 
 def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, Any]:
-    """Arguments of a forward pass with a cache, or of one without."""
+    """Keyword arguments of a forward pass with a cache, or without one."""
     name = None if cache is None else cache_name(model)
     return {"use_cache": False} if name is None else {name: cache, "use_cache": True}
 

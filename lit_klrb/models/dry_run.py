@@ -22,7 +22,7 @@ from lit_klrb.models.roles import Role
 
 
 class UnknownModelError(Exception):
-    """A model is not at hand yet, so that nothing that depends on it can be asked."""
+    """A model does not exist yet, so nothing that depends on it can be checked."""
 
 
 class PlannedModel(NamedTuple):

@@ -112,7 +112,7 @@ def _rounded_already(model: PreTrainedModel) -> set[nn.Parameter]:
 
 
 def _look_up(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """What an embedding looks up, in float32 under autocast, in which later layers add to it."""
+    """An embedding's output, converted to float32 under autocast, as later layers add to it in float32."""
     return output.float() if torch.is_autocast_enabled(output.device.type) else output
 
 

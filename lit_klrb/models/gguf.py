@@ -71,7 +71,7 @@ def as_folder(file: Path) -> str:
 
 @lru_cache(maxsize=8)
 def _as_folder(file: Path, version: tuple[int | str, ...]) -> str:
-    """The same, checked once per process for each version of the file."""
+    """`as_folder`, computed once per process for each version of the file."""
     folder = cached_folder("gguf", [FORMAT, sha256(file)])
     try:
         check_weights(folder)
@@ -216,7 +216,7 @@ def _unused(header: GGUFHeader) -> list[str]:
 
 
 def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, Any]:
-    """What the card says."""
+    """The facts on the model card."""
     labels = {"name": "name", "author": "author", "organisation": "organization", "licence": "license"}
     labels["address"] = "source.url"
     metadata = {label: header.settings.get(f"general.{key}") for label, key in labels.items()}

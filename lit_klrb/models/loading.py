@@ -149,13 +149,13 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
 
 
 def _planned(path: str) -> PlannedModel | None:
-    """In a dry run, what a checkpoint will hold that another run of the plan writes; None otherwise."""
+    """In a dry run, the model of a checkpoint that another run of the plan will write; None otherwise."""
     dry_run = current_dry_run()
     return None if dry_run is None else dry_run.planned(path, looks_local(path))
 
 
 def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model from a folder or a hub id, and what is missing, unexpected or of another shape in it."""
+    """A model from a folder or a hub id, and its missing, unexpected and mismatched weights."""
     if find_adapter_config_file(path) is not None:
         # Loading it would download the model that it names
         merge = "from peft import AutoPeftModelForCausalLM as A; import sys; "
@@ -187,7 +187,7 @@ def _check_not_quantised(config: PreTrainedConfig) -> None:
 
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
-    """The model of a folder or a hub id; refused if weights are missing and thus random."""
+    """The model of a folder or a hub id; refused if weights are missing, which would be random."""
     model, info = read_folder(path, role)
     if missing := sorted(info["missing_keys"]):
         raise ConfigurationError(f"not a {role.name}: it has no weights for {', '.join(missing[:3])}")

@@ -68,7 +68,7 @@ def attention_in_float32(
 
 
 def _precise(argument: Any) -> Any:
-    """The argument; in float32 if it is a tensor of floating-point numbers."""
+    """Convert tensors of floating-point numbers to float32; return anything else unchanged."""
     if isinstance(argument, Tensor) and argument.is_floating_point():
         return argument.float()
     return argument
@@ -85,7 +85,7 @@ def bfloat16_speed() -> float:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The least time of a product in some rounds, as what else the machine does only adds to it."""
+    """The shortest time of a product over several rounds, as other load only adds to it."""
     rows, columns, inner = SHAPE
     left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     return min(timeit.repeat(lambda: left @ right, number=1, repeat=ROUNDS))

@@ -78,7 +78,7 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
 def other_shape(
     name: str, shape: Any, expected: Any, makes: str = "its configuration makes"
 ) -> ConfigurationError:
-    """The error for a weight of another shape than that of its model."""
+    """The error for a weight whose shape is not the model's."""
     shapes = f"{list(shape)}; {makes} it {list(expected)}"
     return ConfigurationError(f"the weight {name} has the shape {shapes}")
 

@@ -96,7 +96,7 @@ def shard(model: PreTrainedModel, mesh: "DeviceMesh") -> None:
     left: dict[Any, Tensor] = {part: whole.pop(name) for name, part in model.named_parameters()}
 
     def received(tensor: Any) -> Tensor:
-        """A weight's part from the first process; buffers, and weights met before, as they are."""
+        """This process's part of a weight; buffers and weights seen before are returned unchanged."""
         if tensor not in left:
             return tensor
         weight = left.pop(tensor)

@@ -149,7 +149,7 @@ class TrainedModule(L.LightningModule, ABC):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Lightning's own, which does not look at checksums, for a checkpoint that is whole.
+        """Lightning's `load_from_checkpoint`, after a check of the file's checksums.
 
         Raises:
             ConfigurationError: If it is damaged, or not there.
@@ -169,7 +169,7 @@ class TrainedModule(L.LightningModule, ABC):
             )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """As before a batch of the validation."""
+        """The check of `on_validation_batch_start`, for a training batch."""
         self.on_validation_batch_start(batch, batch_idx)
 
     def configure_model(self) -> None:
@@ -210,7 +210,7 @@ class TrainedModule(L.LightningModule, ABC):
         return summary(self.models(), self.trainer.precision)
 
     def on_fit_start(self) -> None:
-        """Say the dtypes."""
+        """Print the dtypes of all models."""
         self.print(f"weights: {self.dtypes}")
 
     def computing(self) -> AbstractContextManager[Any]:

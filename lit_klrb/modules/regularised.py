@@ -89,7 +89,7 @@ class Evaluation(NamedTuple):
 
 
 def _is_evaluation(stored: Any, rows: int) -> bool:
-    """Whether what a cache holds are completions with their token statistics; may raise anything if not."""
+    """Whether cached values are completions with token statistics; may raise any exception if not."""
     rollout, stats = Rollout(*stored[0]), TokenStats(*stored[1])
     of_tokens = [field for field in (rollout.mask, rollout.logprobs, *stats) if field is not None]
     whole = rollout.tokens.shape == rollout.attention_mask.shape and len(rollout.tokens) == rows

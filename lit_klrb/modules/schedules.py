@@ -7,7 +7,7 @@ import math
 
 
 def share(step: int, schedule: str, warmup_steps: int, max_steps: int) -> float:
-    """The share of the highest rate at a step.
+    """The learning rate at a step, as a fraction of the highest.
 
     Example:
         >>> [share(step, "linear", warmup_steps=2, max_steps=6) for step in range(7)]

@@ -111,7 +111,7 @@ class Pair:
         )
 
     def _join(self, pairs: list["Pair"]) -> None:
-        """Take what several pairs have in common."""
+        """Take the vocabulary that all pairs must share, and a scorer of all teachers."""
         if len({(pair.vocabulary_size, pair.rows) for pair in pairs}) > 1:
             raise ConfigurationError("must have one vocabulary", key="teachers")
         self.vocabulary_size, self.note = pairs[0].vocabulary_size, pairs[0].note
@@ -122,12 +122,12 @@ class Pair:
 
     @property
     def references(self) -> list[Loaded]:
-        """All that are on this machine, besides the policy."""
+        """The references that are loaded on this machine."""
         return [own for pair in (self, *self.by_teacher.values()) if (own := pair.second) is not None]
 
     @property
     def served(self) -> list[ServedTeacher]:
-        """All in engines of their own."""
+        """The references that are served by other engines."""
         return [own for pair in (self, *self.by_teacher.values()) if (own := pair.teacher) is not None]
 
     @property
@@ -137,17 +137,17 @@ class Pair:
 
     @property
     def reference(self) -> PreTrainedModel:
-        """The frozen model; the policy if that stands for it."""
+        """The frozen reference, or the policy if that is its own reference."""
         return self.policy if self.second is None else self.second.model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
+        """The policy's tokenizer."""
         return self.first.tokenizer
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end a completion: the policy's."""
+        """The policy's tokens that end a completion."""
         return self.first.ends
 
     @cached_property
@@ -157,7 +157,7 @@ class Pair:
 
     @property
     def rows(self) -> int | None:
-        """The number of rows that both heads have; None if those are all."""
+        """The number of rows that both heads have in common; None if neither has more."""
         return None if self.note is None else self.vocabulary_size
 
     def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:

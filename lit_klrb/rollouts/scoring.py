@@ -103,7 +103,7 @@ class Scorer:
 
     @property
     def fuses(self) -> bool:
-        """Whether `loss` is available, which a served teacher has no head for."""
+        """Whether `loss` is available, which needs the reference's head: a served teacher has none."""
         return self.tiled and self._teacher is None
 
     def logprobs(self, rollout: Rollout) -> Tensor:
@@ -112,7 +112,7 @@ class Scorer:
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
-        """The same under the reference, without a gradient."""
+        """Log-probabilities of the completions under the reference, shape [B, T], without a gradient."""
         with self._reading_reference():
             return completion_logprobs(
                 self.reference, rollout, self.temperature, self._parts[1], rows=self._rows

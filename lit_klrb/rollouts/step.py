@@ -23,7 +23,7 @@ from lit_klrb.rollouts.teachers import TeacherStates
 
 
 def handed_over(memory: EstimatorMemory, policy_path: str | None) -> Tensor | None:
-    """The token values that a warm start fitted to rewards, if its checkpoint has any and they are used."""
+    """Token values that a warm start fitted to its rewards; None without any, or if they are not used."""
     if policy_path is None or memory.estimator.token_values_predict != "rewards":
         return None
     return loading.load_token_values("policy_path", policy_path)
@@ -68,7 +68,7 @@ class Scored(NamedTuple):
 
     @classmethod
     def everyones(cls, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> "Scored":
-        """The completions of all processes, given those of this one."""
+        """Gather the completions of all processes."""
         stats = stats.detach().map(gather_rows)
         return cls(gather_rows(rollout.completions), gather_rows(rollout.mask), stats, gather_rows(rewards))
 
@@ -82,7 +82,7 @@ def weigh(
     observe: bool = True,
     reward_scale: Callable[[Tensor], Tensor] = torch.ones_like,
 ) -> LossWeights:
-    """The estimator's weights of completions, which it remembers for the next ones.
+    """The estimator's weights of the loss; the estimator observes the completions for later rollouts.
 
     `reward_scale` gives a factor of each reward, and of the reward to come; the KL keeps its weight.
     """

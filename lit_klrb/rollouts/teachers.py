@@ -1,4 +1,4 @@
-"""Statistics and losses of sequences with several teachers, each of those whose rows name it."""
+"""Statistics and losses with several teachers, each for the sequences whose rows name it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -36,7 +36,7 @@ def teachers_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str], key: st
 
 @final
 class TeacherStates:
-    """What several teachers give for B sequences, of each as `Scorer.reference_states`.
+    """The states of several teachers for B sequences, each as of `Scorer.reference_states`.
 
     Args:
         teachers: The index of each sequence's teacher, shape [B].
@@ -50,7 +50,7 @@ class TeacherStates:
         return len(self.teachers)
 
     def __getitem__(self, rows: slice) -> "TeacherStates":
-        """Those of adjacent sequences."""
+        """The states of adjacent sequences."""
         parts = []
         for index, part in enumerate(self.parts):
             before, until = (int((self.teachers[:end] == index).sum()) for end in (rows.start, rows.stop))
@@ -58,7 +58,7 @@ class TeacherStates:
         return TeacherStates(self.teachers[rows], parts)
 
     def to(self, device: torch.device) -> "TeacherStates":
-        """On a device."""
+        """Move the states to a device."""
         return TeacherStates(self.teachers.to(device), [part.to(device) for part in self.parts])
 
     def groups(self) -> Iterator[tuple[int, Tensor]]:

@@ -114,7 +114,7 @@ def _with_interval(value: float, half: float) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value as text: one line, without markup and control characters."""
+    """Format a value as one line of text, without markup and control characters."""
     line = printable(" ".join(str(value).split()))
     shown = line if len(line) <= MAX_CELL else f"{line[:MAX_CELL]} ..."
     return re.sub(r"[\\`|<\[&]", r"\\\g<0>", shown)

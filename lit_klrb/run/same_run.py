@@ -47,7 +47,7 @@ Settings = dict[str, Any]
 
 
 def record(settings: Settings, as_written: Settings | None = None) -> Settings:
-    """What `check_same_run` compares of a complete configuration, as plain dictionaries, for a checkpoint.
+    """The part of a configuration that `check_same_run` compares, as plain dictionaries, for a checkpoint.
 
     Args:
         settings: The configuration.

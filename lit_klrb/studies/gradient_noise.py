@@ -122,7 +122,7 @@ class Task(NamedTuple):
 
     @classmethod
     def of(cls, module: OnPolicyModule) -> "Task":
-        """That of a training."""
+        """The task that a module trains on."""
 
         def rewards(rollout: Rollout, batch: Batch) -> Tensor:
             return module.training_rewards(rollout, module.pair.rewards(module.reward, rollout, batch))

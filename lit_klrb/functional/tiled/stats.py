@@ -150,7 +150,7 @@ def _joined(tiles: list[Tile]) -> tuple[RowStats, TopKRows | None]:
 
 
 def _row_stats(tiled: TiledInputs) -> tuple[RowStats, TopKRows | None]:
-    """The same in one pass over the heads, each block of which is applied to all tiles of rows."""
+    """`_joined` in one pass over the heads, each block of which is applied to all tiles of rows."""
     if tiled.jsd_weight is not None:  # tile by tile, as all blocks of a tile are read again
         buffers = tiled.buffers(retain_blocks=True)
         return _joined([Tile.of(tiled, rows, buffers) for rows in tiled.tiles()])
