@@ -247,7 +247,7 @@ def _partly(
     known: list[dict[str, Tensor]],
     expected: list[Expected],
 ) -> GradientIdentity:
-    """The identity of a gradient that is a known one for some pairs only, a mixture of known ones, or neither."""
+    """The identity of a gradient that is a known one for some pairs only, a mixture of them, or neither."""
     gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
     agreeing: dict[str, list[int]] = {name: [] for name in (*known[0], ZERO)}
     for name, indices in agreeing.items():
@@ -276,7 +276,7 @@ def _partly(
 
 
 def _mixture(gradients: list[Tensor], known: list[dict[str, Tensor]]) -> dict[str, float]:
-    """Weights of the mixture of known gradients that equals this one for every pair; empty if there is none."""
+    """Weights of the mixture of known gradients that equals this one for all pairs; empty if none does."""
     norms = [g.norm().item() for g in gradients]
     if not all(norms):
         return {}
