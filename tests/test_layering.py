@@ -68,6 +68,7 @@ REPLICATION_ROOMS = [
     "replication.sections",  # of reports
     "replication.publish",  # a sweep as a few files
     "replication.claims",  # the ledger of claims
+    "replication.results_page",  # a table of published verdicts
     "replication.credit",  # a figure of its sweeps
     "replication.pays",  # another one
     "replication.rewards",  # what programs check in answers
