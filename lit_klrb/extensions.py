@@ -16,11 +16,11 @@ COMMANDS, DIRECTIONS = "lit_klrb.commands", "lit_klrb.directions"
 
 def extensions(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name; nothing is imported."""
-    return _found(group, tuple(sys.path))
+    return _entry_points(group, tuple(sys.path))
 
 
 @functools.cache  # a search reads a file of each package, and estimators are copied in each step
-def _found(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+def _entry_points(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
 
 

@@ -85,9 +85,9 @@ def verify_command(arguments: argparse.Namespace) -> int:
     return print_verification(verify(arguments.report, added_sections()), arguments.json)
 
 
-def print_verification(found: "Verification", as_json: bool = False) -> int:
+def print_verification(verification: "Verification", as_json: bool = False) -> int:
     """Print what `verify` found, and return the exit code."""
-    sweep, locked = found.sweep, found.sweep.locked
+    sweep, locked = verification.sweep, verification.sweep.locked
     if as_json:
         plan = {key: getattr(locked, key) for key in ("hash", "recomputed", "changed_after_results")}
         answer = {
@@ -95,24 +95,24 @@ def print_verification(found: "Verification", as_json: bool = False) -> int:
             "results": len(sweep.runs),
             "plan": plan,
             "problems": [problem.text for problem in sweep.problems],
-            "differences": found.differences,
-            "not_compared": found.not_compared,
+            "differences": verification.differences,
+            "not_compared": verification.not_compared,
         }
         print(json.dumps(answer, indent=2))
-        return 1 if found.differences else NOT_ALL_COMPARED if found.not_compared else 0
+        return 1 if verification.differences else NOT_ALL_COMPARED if verification.not_compared else 0
     print(f"data: {sweep.directory}, {len(sweep.runs)} results")
     state = "recomputed" if locked.recomputed else "does NOT recompute"
     changed = "; changed after results" if locked.changed_after_results else ""
     print(f"plan: {locked.hash}, {state}{changed}")
     for problem in sweep.problems:
         print(f"problem: {printable(problem.text)}")
-    for line in found.differences:
+    for line in verification.differences:
         print(f"differs: {printable(line)}")
-    for line in found.not_compared:
+    for line in verification.not_compared:
         print(f"not compared: {printable(line)}")
-    if found.differences:
+    if verification.differences:
         return 1
-    if found.not_compared:
+    if verification.not_compared:
         print("everything that was compared agrees with the results")
         return NOT_ALL_COMPARED
     print("every number agrees with the results")

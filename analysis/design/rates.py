@@ -23,15 +23,15 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
     """
     if plan.tuning is None:
         return {}
-    found: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+    outcomes: dict[tuple[str, int, float], list[float]] = defaultdict(list)
     for run in runs:
         if run.cell.trial is not None:
             trial = run.cell.trial
-            found[trial.arm, trial.replicate, trial.rate].append(run.decisive(plan.primary.outcome))
+            outcomes[trial.arm, trial.replicate, trial.rate].append(run.decisive(plan.primary.outcome))
     betas, rates = len(plan.grid.beta), sorted(plan.tuning.rates)
 
     def mean(point: tuple[str, int, float]) -> float:
-        values = found.get(point, [])
+        values = outcomes.get(point, [])
         return sum(values) / betas if len(values) == betas else math.nan
 
     return {

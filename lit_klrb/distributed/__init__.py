@@ -7,7 +7,7 @@ from .gathering import (
     gather_rows as gather_rows,
     is_lost as is_lost,
     own_rows as own_rows,
-    share as share,
+    rank_slice as rank_slice,
     stacked as stacked,
     stacked_stats as stacked_stats,
     whole as whole,

@@ -97,13 +97,13 @@ def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
     return gathered[first : first + count, :width]
 
 
-def share(count: int) -> tuple[slice, int]:
+def rank_slice(count: int) -> tuple[slice, int]:
     """This process's slice of some rows, and how many of them are for `gather_rows`.
 
     It has at least one row, which is then not gathered: processes that divide a model run it together.
 
     Example:
-        >>> share(3)
+        >>> rank_slice(3)
         (slice(0, 3, None), 3)
     """
     rank, size = (distributed.get_rank(), world_size()) if world_size() > 1 else (0, 1)

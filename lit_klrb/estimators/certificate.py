@@ -290,10 +290,10 @@ def _mixture(gradients: list[Tensor], known: list[dict[str, Tensor]]) -> dict[st
         lengths = matrix.norm(dim=0)
         weights = torch.linalg.lstsq(matrix / lengths, target[:, None]).solution[:, 0] / lengths
         shares = (weights.abs() * lengths / target.norm()).tolist()
-        found = dict(zip(columns, weights.tolist(), strict=True))
-        kept = {name: columns[name] for name, share in zip(found, shares, strict=True) if share > 1e-3}
+        mixture = dict(zip(columns, weights.tolist(), strict=True))
+        kept = {name: columns[name] for name, share in zip(mixture, shares, strict=True) if share > 1e-3}
         columns = kept or columns
-    return found if (matrix @ weights - target).norm() <= TOLERANCE * target.norm() else {}
+    return mixture if (matrix @ weights - target).norm() <= TOLERANCE * target.norm() else {}
 
 
 def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:

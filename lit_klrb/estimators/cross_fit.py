@@ -59,10 +59,10 @@ class FitSums(NamedTuple):
         and to Kish's number if they are proportional.
         """
         # At least one group is effective; if all score weights are 0, all are
-        # Kish's number is share · groups, and the geometric mean of both groups · sqrt(share)
-        share = self.squares.square() / (self.groups * self.fourth_powers)
-        share = torch.where(self.fourth_powers > 0, share, 1).clamp(max=1)
-        return (self.groups * share.sqrt()).clamp(min=1)
+        # Kish's number is fraction · groups, and the geometric mean of both groups · sqrt(fraction)
+        fraction = self.squares.square() / (self.groups * self.fourth_powers)
+        fraction = torch.where(self.fourth_powers > 0, fraction, 1).clamp(max=1)
+        return (self.groups * fraction.sqrt()).clamp(min=1)
 
     @property
     def are_possible(self) -> bool:

@@ -62,8 +62,8 @@ def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor, tokens: Tensor) -> 
     Example:
         >>> logprobs, mask = torch.tensor([[-1.0, -30.0, -1.0]]), torch.ones(1, 3, dtype=torch.bool)
         >>> stats, ended = TokenStats(logprobs, logprobs, kl=-logprobs), torch.tensor([True])
-        >>> found = mismatch(stats, mask, ended, torch.tensor([[7, 8, 7]])).metrics()
-        >>> [round(found[name], 2) for name in ("improbable", "improbable_kl", "end_ref_prob", "repeated")]
+        >>> shares = mismatch(stats, mask, ended, torch.tensor([[7, 8, 7]])).metrics()
+        >>> [round(shares[name], 2) for name in ("improbable", "improbable_kl", "end_ref_prob", "repeated")]
         [0.33, 0.94, 0.37, 1.0]
     """
     stats = stats.masked(mask)

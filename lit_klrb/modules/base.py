@@ -29,7 +29,7 @@ from lit_klrb.models.dry_run import current_dry_run
 from lit_klrb.models.dtypes import set_dtypes, summary
 from lit_klrb.models.precision import slow_precision
 from lit_klrb.models.sharding import of_first, shard
-from lit_klrb.modules.schedules import share
+from lit_klrb.modules.schedules import rate_factor
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import keep_float32, trainer_of
 from lit_klrb.run.options import RULES, check_training_options
@@ -280,7 +280,10 @@ class TrainedModule(L.LightningModule, ABC):
         optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, fused=True, **settings)
         # Lightning refuses to clip gradients that an optimizer unscales itself; without this it does not
         optimizer._step_supports_amp_scaling = False
-        trainer, rate = self.trainer, partial(share, schedule=self.schedule, warmup_steps=self.warmup_steps)
+        trainer, rate = (
+            self.trainer,
+            partial(rate_factor, schedule=self.schedule, warmup_steps=self.warmup_steps),
+        )
         scheduler = LambdaLR(optimizer, partial(rate, max_steps=trainer.max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_klrb.data.batches import pad
 from lit_klrb.data.prompts import PreferencePair, Prompt, collate_pairs
-from lit_klrb.distributed import gather_rows, share
+from lit_klrb.distributed import gather_rows, rank_slice
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import preference_loss
@@ -166,7 +166,7 @@ class DPOModule(RegularisedModule):
     def _complete(self, prompts: Sequence[list[int]], number: int) -> tuple[Tensor, ...]:
         """Completions of some prompts by the reference, and their log-probabilities under it."""
         batch = pad(prompts, self.tokenizer.pad_token_id, side="left")
-        part, own = share(len(prompts))
+        part, own = rank_slice(len(prompts))
         batch = {key: value[part].to(self.device) for key, value in batch.items()}
         seed, count = derive_seed(self.seed, "pairs", number), self.sampling.completions_per_prompt
         rollout = self.pair.sample(
@@ -178,7 +178,7 @@ class DPOModule(RegularisedModule):
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
         """Log-probabilities of the chosen, then of the rejected completions, shape [2B]."""
         batch = collate_pairs(pairs, self.tokenizer.pad_token_id)
-        part, own = share(len(batch["tokens"]))
+        part, own = rank_slice(len(batch["tokens"]))
         tensors = (batch[name][part].to(self.device) for name in ("tokens", "attention_mask", "mask"))
         return gather_rows(self.pair.scorer.reference_logprobs(Rollout(*tensors)).sum(1).cpu()[:own])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import schema
-from lit_klrb.distributed import gather_rows, share
+from lit_klrb.distributed import gather_rows, rank_slice
 from lit_klrb.engine.generation import Sampling
 from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError, check_at_least
@@ -277,7 +277,7 @@ class RegularisedModule(PolicyModule, ABC):
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         pair, sampling = self.evaluated_pair, self.evaluation_sampling
         count = sampling.completions_per_prompt
-        part, prompts = share(len(batch["tokens"]))
+        part, prompts = rank_slice(len(batch["tokens"]))
         own = {name: rows[part] for name, rows in batch.items()}
         drawn = {"seed": seed, "rows_before": part.start * count}
 

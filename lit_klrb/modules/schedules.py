@@ -6,11 +6,11 @@ Those of transformers are the same, but importing them imports peft, which need 
 import math
 
 
-def share(step: int, schedule: str, warmup_steps: int, max_steps: int) -> float:
+def rate_factor(step: int, schedule: str, warmup_steps: int, max_steps: int) -> float:
     """The learning rate at a step, as a fraction of the highest.
 
     Example:
-        >>> [share(step, "linear", warmup_steps=2, max_steps=6) for step in range(7)]
+        >>> [rate_factor(step, "linear", warmup_steps=2, max_steps=6) for step in range(7)]
         [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
     if step < warmup_steps:

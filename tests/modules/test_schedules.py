@@ -10,7 +10,7 @@ from transformers import get_scheduler
 
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.schedules import share
+from lit_klrb.modules.schedules import rate_factor
 from lit_klrb.run.options import check_training_options
 
 
@@ -27,7 +27,7 @@ def test_rates_and_states_are_those_of_transformers(schedule, warmup):
         return found, scheduler.state_dict()
 
     theirs = "constant_with_warmup" if schedule == "constant" else schedule
-    share_of = partial(share, schedule=schedule, warmup_steps=warmup, max_steps=10)
+    share_of = partial(rate_factor, schedule=schedule, warmup_steps=warmup, max_steps=10)
     ours = rates(lambda optimizer: LambdaLR(optimizer, share_of))
     expected = rates(lambda optimizer: get_scheduler(theirs, optimizer, warmup, 10))
     assert ours[0] == pytest.approx(expected[0], abs=1e-15)

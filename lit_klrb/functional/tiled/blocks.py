@@ -304,30 +304,30 @@ class RowStats(NamedTuple):
         # log sum_v exp(l_v) = log sum_b exp(m_b) sum_{v in b} exp(v), and the same for the reference
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
-        # p_v = exp(l_v - Z) = exp(v) exp(m_b - Z): the share turns sums of exp(v) into sums of p
-        share, ref_share = (
+        # p_v = exp(l_v - Z) = exp(v) exp(m_b - Z): the fraction turns sums of exp(v) into sums of p
+        fraction, ref_fraction = (
             probabilities_of(log_share, sums.dtype)
             for log_share in (top - normaliser, ref_top - ref_normaliser)
         )
         # KL = sum_v p_v (l_v - l'_v) - (Z - Z'), where l - l' = (m_b - n_b) - (w - v)
         between = top - ref_top
-        log_ratio = _over_blocks(share, mass * between - cross, largest, sums.dtype)
+        log_ratio = _over_blocks(fraction, mass * between - cross, largest, sums.dtype)
         kl = log_ratio - (normaliser - ref_normaliser)
         # The same with the roles exchanged, where the sums of exp(w) (w - v) have the other sign
-        ref_log_ratio = _over_blocks(ref_share, forward - ref_mass * between, ref_largest, sums.dtype)
+        ref_log_ratio = _over_blocks(ref_fraction, forward - ref_mass * between, ref_largest, sums.dtype)
         forward_kl = ref_log_ratio + (normaliser - ref_normaliser)
         # H = Z - sum_v p_v l_v, where l = m_b + v
-        entropy = normaliser - (share * (mass * top + spread)).sum(0)
-        expected_value = (share * valued[0]).sum(0) if valued else None
+        entropy = normaliser - (fraction * (mass * top + spread)).sum(0)
+        expected_value = (fraction * valued[0]).sum(0) if valued else None
         # Rounding can make what is 0 slightly negative
         kl, entropy, forward_kl = (value.clamp_(min=0) for value in (kl, entropy, forward_kl))
         return RowStats(normaliser, ref_normaliser, kl, entropy, forward_kl, expected_value)
 
 
-def _over_blocks(share: Tensor, values: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum of share · values over the blocks; +inf if the probability of an excluded token is not 0.
+def _over_blocks(fraction: Tensor, values: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum of fraction · values over the blocks; +inf if the probability of an excluded token is not 0.
 
-    `largest` are the largest of those probabilities before they are multiplied with the share.
+    `largest` are the largest of those probabilities before they are multiplied with the fraction.
     """
-    infinite = share * largest >= torch.finfo(dtype).tiny
-    return weighted(share, values).sum(0).masked_fill(infinite.any(0), torch.inf)
+    infinite = fraction * largest >= torch.finfo(dtype).tiny
+    return weighted(fraction, values).sum(0).masked_fill(infinite.any(0), torch.inf)
