@@ -40,7 +40,7 @@ class LossError(Exception):
 class LossInputs(NamedTuple):
     """A batch of completions of one prompt; outside the mask, tokens and logits are random."""
 
-    logits: Tensor  # policy, shape [B, T, V], float64, differentiable
+    logits: Tensor  # policy, shape [B, T, V], float64; differentiable in a loss
     ref_logits: Tensor  # reference, shape [B, T, V]
     old_logits: Tensor  # the policy that the completions are samples from, shape [B, T, V]
     tokens: Tensor  # completions, shape [B, T]
@@ -90,28 +90,28 @@ def expected_gradient(
     tokens, mask = world.policy.sequences()
     chances = world.behaviour.logprobs(tokens, mask).exp().detach()
     full, kept = padded(world, padding)
-    leaf = full.logits
-    plain = by_tokens = torch.zeros((), dtype=torch.float64)
-    for rows in torch.cartesian_prod(*[torch.arange(len(tokens))] * size).view(-1, size):
-        lengths = kept[rows].sum(-1)
-        width = slice(None) if takes_mask else slice(int(lengths.max()))
-        value = loss(LossInputs(*(field[rows][:, width] for field in full)))
+    batches = torch.cartesian_prod(*[torch.arange(len(tokens))] * size).view(-1, size)
+    weights = chances[batches].prod(-1).tolist()
+    lengths = kept.sum(-1)[batches]
+    plain, by_tokens = torch.zeros_like(full.logits), torch.zeros_like(full.logits)
+    # A graph per batch: one of all batches together would be walked through for each of the two sums
+    for rows, weight, counts in zip(batches, weights, lengths.tolist(), strict=True):
+        width = full.tokens.shape[1] if takes_mask else max(counts)
+        inputs = LossInputs(*(field[rows, :width] for field in full))
+        leaf = inputs.logits.requires_grad_()
+        value = loss(inputs)
         if not value.isfinite():
-            raise LossError(f"the loss is {value.item()} for completions of {lengths.tolist()} tokens")
-        plain = plain + chances[rows].prod() * value
-        by_tokens = by_tokens + chances[rows].prod() * lengths.double().mean() * value
-    gradients = [
-        torch.autograd.grad(total, leaf, retain_graph=True, materialize_grads=True)[0]
-        if total.requires_grad
-        else torch.zeros_like(leaf)
-        for total in (plain, by_tokens)
-    ]
-    if not all(gradient.isfinite().all() for gradient in gradients):
+            raise LossError(f"the loss is {value.item()} for completions of {counts} tokens")
+        if value.requires_grad:
+            (gradient,) = torch.autograd.grad(value, leaf, materialize_grads=True)
+            plain[:, :width].index_add_(0, rows, gradient, alpha=weight)
+            by_tokens[:, :width].index_add_(0, rows, gradient, alpha=weight * sum(counts) / size)
+    if not (plain.isfinite().all() and by_tokens.isfinite().all()):
         raise LossError("the gradient of the loss is not finite")
     contexts = world.policy.prefixes(tokens)[mask] % len(world.policy.logits)
-    tables = [torch.zeros_like(world.policy.logits).index_add(0, contexts, g[kept]) for g in gradients]
-    outside = gradients[0][~kept].abs().sum().item()
-    return Expected(tables[0], tables[1], gradients[0][kept].abs().sum().item(), outside)
+    empty = torch.zeros_like(world.policy.logits)
+    tables = [empty.index_add(0, contexts, gradient[kept]) for gradient in (plain, by_tokens)]
+    return Expected(tables[0], tables[1], plain[kept].abs().sum().item(), plain[~kept].abs().sum().item())
 
 
 def padded(world: EnumeratedModels, padding: int) -> tuple[LossInputs, Tensor]:
@@ -132,7 +132,7 @@ def padded(world: EnumeratedModels, padding: int) -> tuple[LossInputs, Tensor]:
 
     policy, reference = logits(world.policy), logits(world.reference)
     old = policy.clone() if world.behaviour is world.policy else logits(world.behaviour)
-    return LossInputs(policy.requires_grad_(), reference, old, padded_tokens, kept), kept
+    return LossInputs(policy, reference, old, padded_tokens, kept), kept
 
 
 def known_gradients(policy: TabularLM, reference: TabularLM, behaviour: TabularLM) -> dict[str, Tensor]:

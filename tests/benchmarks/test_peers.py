@@ -140,6 +140,17 @@ def test_the_spread_of_a_batch_is_that_of_its_mean():
         assert value == pytest.approx((variance / size).sqrt().item() / mean.norm().item(), rel=0.06)
 
 
+def test_a_loss_that_couples_completions_is_computed_for_each_batch(monkeypatch):
+    def loss(inputs):
+        index = inputs.tokens[..., None]
+        p, q = (x.log_softmax(-1).gather(-1, index)[..., 0] for x in (inputs.logits, inputs.ref_logits))
+        return torch.where(inputs.mask, p - q, 0).sum(-1).mean().square() / 2
+
+    found = spread.spread(loss, {2: 20, 8: 20})
+    monkeypatch.setattr(spread, "_of_single_ones", lambda gradient_of, *_: gradient_of)
+    assert found == spread.spread(loss, {2: 20, 8: 20})
+
+
 def test_modules_that_are_missed_are_stubbed(tmp_path, monkeypatch):
     (tmp_path / "needy.py").write_text(
         "from no_such_engine.parts import Base, Other, decorate\n\n\n"
