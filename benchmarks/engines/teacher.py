@@ -1,4 +1,4 @@
-"""Distillation from a teacher in a server of vLLM, alone and beside another one; and a sweep.
+"""Distillation from a teacher in a server of vLLM, alone, beside another one and in TRL; and a sweep.
 
 In the sweep the server is killed and started again.
 """
@@ -32,7 +32,8 @@ from benchmarks.engines.commands import (
 )
 
 PORT = 27830
-ADDRESS = f"http://127.0.0.1:{PORT}/v1"
+HOST = f"http://127.0.0.1:{PORT}"
+ADDRESS = f"{HOST}/v1"
 # Seconds without a teacher: longer than the 31 s of a run's own attempts, so that a cell ends and is repeated
 AWAY = 60.0
 NORM = "train/grad_norm"
@@ -149,6 +150,7 @@ def run() -> bool:
     done = [ran("export of the teacher", module("lit_klrb", "export", *where))]
     with served(folder) as server:
         done += [alike(folder), mixed(folder)]
+        done.append(ran("TRL with a server", module("benchmarks.engines.trl_served", folder, HOST)))
         done.append(ran(whole, sweep_command(plan_of(whole), "--workers", 1)))
         started, command = time.monotonic(), sweep_command(plan_of(title), "--workers", 1)
         with running(title, command) as process:
