@@ -10,6 +10,7 @@ from . import (
     certificates,
     distillation,
     families,
+    heads,
     logprobs,
     op,
     products,
@@ -38,6 +39,7 @@ PARTS: dict[str, tuple[Callable[..., str], Path | None]] = {
     **{key: (partial(variance.report, key), VARIANCE) for key in variance.SETTINGS},
     "variance-distillation": (distillation.report, VARIANCE),
     "topk": (topk.report, TOPK),
+    "heads": (heads.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),
     "families": (families.report, FAMILIES),
 }

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
-from lit_klrb.functional.tiled.blocks import Buffers, fused
+from lit_klrb.functional.tiled.blocks import fused
+from lit_klrb.functional.tiled.buffers import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import Pair, TiledInputs
 

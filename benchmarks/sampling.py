@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lit_klrb.engine import packed_weights as packing
 from lit_klrb.engine.generation import Sampling, generate_completions
-from lit_klrb.functional.logprobs import full_precision
+from lit_klrb.functional.sums import full_precision
 from lit_klrb.models.adapters import add_adapter
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.rollout import Rollout

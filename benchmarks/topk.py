@@ -24,7 +24,7 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.recipe import per_token
 from lit_klrb.functional import TopK, tiled_policy_loss, token_stats
-from lit_klrb.functional.tiled import blocks
+from lit_klrb.functional.tiled import buffers
 from lit_klrb.models import loading
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.rollouts.scoring import Scorer
@@ -236,17 +236,17 @@ def memory_table(sizes: tuple[int, ...], rounds: int) -> str:
     space = {}
     for _ in range(rounds):
         for label, topk in variants.items():
-            blocks._WORKSPACE = threading.local()  # a workspace only grows
+            buffers._WORKSPACE = threading.local()  # a workspace only grows
             start = time.perf_counter()
             loss, _ = tiled_policy_loss(
                 leaves[0], leaves[1], leaves[0].detach(), ref_weight, tokens, ones > 0, ones, ones, topk=topk
             )
             torch.autograd.grad(loss, leaves)
             seconds[label].append(time.perf_counter() - start)
-            buffers = blocks._WORKSPACE.buffers.values()
+            memory = buffers._WORKSPACE.buffers.values()
             # Tokens, and log-probabilities of both models in float64
             head = 0 if topk is None else rows * topk.k * (8 + 2 * 8)
-            space[label] = sum(buffer.numel() * buffer.element_size() for buffer in buffers) + head
+            space[label] = sum(buffer.numel() * buffer.element_size() for buffer in memory) + head
     header = ["", "scratch space, MB", "time / exact"]
     rows_of = [
         [label, number(space[label] / 1e6), f"{median(seconds[label]) / median(seconds['exact']):.2f}"]

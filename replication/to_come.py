@@ -7,10 +7,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.estimators import RaoBlackwell
-from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
+from lit_klrb.estimators.base import Predicted
 from lit_klrb.estimators.composed import Discounted, WeightedRecipes
 from lit_klrb.estimators.fitted import FittedEstimator
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import Recipe, Term
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.functional.logprobs import TokenStats
 
 # Zero in expectation for every table a. No token is credited with the values of earlier ones, as in

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lit_klrb.cli.gradients import describe
 from lit_klrb.cli.loss_roles import BoundLoss
-from lit_klrb.estimators.certificate import GradientIdentity, certify
+from lit_klrb.estimators.certificate import certify
 from lit_klrb.estimators.enumerated_loss import KL_LEVELS
+from lit_klrb.estimators.identity import GradientIdentity
 
 from .spread import spread
 

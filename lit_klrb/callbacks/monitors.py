@@ -17,7 +17,8 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
 from lit_klrb.functional.statistics import influence_error, ratio_of_means
-from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.modules.regularised import RegularisedModule
+from lit_klrb.rollouts.evaluation import Evaluation
 from lit_klrb.terminal import text_table
 
 

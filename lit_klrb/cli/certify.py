@@ -18,8 +18,9 @@ from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.gradients import as_json, conclude, describe, explain_names, print_levels, size
 from lit_klrb.cli.loss_roles import ROLES, TEACHER_K, BoundLoss
 from lit_klrb.errors import ConfigurationError, error_line, printable, refusing
-from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, certify
+from lit_klrb.estimators.certificate import Certificate, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
+from lit_klrb.estimators.identity import TOLERANCE, ZERO
 from lit_klrb.reward_functions import import_member
 
 CLAIMS = (*KNOWN, ZERO)

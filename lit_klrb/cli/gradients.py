@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lit_klrb.estimators.certificate import TOLERANCE, ZERO, GradientIdentity, Level
 from lit_klrb.estimators.enumerated_loss import KL_LEVELS, KNOWN
+from lit_klrb.estimators.identity import TOLERANCE, ZERO, GradientIdentity, Level
 from lit_klrb.terminal import print_table
 
 MEANING = {

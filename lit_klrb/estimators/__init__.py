@@ -1,6 +1,6 @@
 """KL estimators with a common interface: a detached score weight and a differentiable term each."""
 
-from .base import Explanation as Explanation, KLEstimator as KLEstimator, LossWeights as LossWeights
+from .base import KLEstimator as KLEstimator
 from .biased import (
     CoarsenedTopK as CoarsenedTopK,
     K1Loss as K1Loss,
@@ -13,9 +13,11 @@ from .biased import (
 )
 from .composed import ComposedEstimator as ComposedEstimator
 from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVariate
+from .labels import Explanation as Explanation
 from .memory import EstimatorMemory as EstimatorMemory
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
+from .shapes import LossWeights as LossWeights
 from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
 from .topk import RaoBlackwellTopK as RaoBlackwellTopK
 from .unbiased import (

@@ -1,17 +1,16 @@
 """The interface of KL estimators."""
 
-import functools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_positive
-from lit_klrb.estimators.shapes import check_rollout
+from lit_klrb.estimators.labels import Explanation, as_yaml, label_of
+from lit_klrb.estimators.shapes import LossWeights, with_checks
 from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.credit import BeyondCap
 from lit_klrb.functional.logprobs import TokenStats, TopK
@@ -20,54 +19,6 @@ from lit_klrb.functional.surrogate import ClipRange, check_clip_range
 Baseline = Literal["leave_one_out"]
 OffPolicy = Literal["none", "token", "prefix", "sequence", "clip"]
 Predicted = Literal["rewards", "kl_to_come"]
-
-
-class Explanation(NamedTuple):
-    """Text that `lit-klrb explain` prints beside what it derives and measures.
-
-    Args:
-        optimises: What the gradient estimates in expectation, on-policy; see `EstimatorMemory.statement`.
-        used_by: Other software that uses the estimator, if any is known.
-        caution: Known limitations.
-    """
-
-    optimises: str
-    used_by: str | None = None
-    caution: str | None = None
-
-
-class LossWeights(NamedTuple):
-    """Detached weights of the loss, which is the masked sum of score log p(y_t) + kl l_t + value E_t over B.
-
-    Args:
-        score: Weight of each token's log-probability, c_t, shape [B, T]; 0 outside the mask.
-        kl: Weight of the estimator's differentiable KL term l_t, shape [B, T]; 0 outside the mask.
-        value: Weight of the expected token value E_t, shape [B, T]; None without token values.
-    """
-
-    score: Tensor
-    kl: Tensor
-    value: Tensor | None = None
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "LossWeights":
-        """Apply a function to every field that is not None, such as indexing or a change of device."""
-        value = None if self.value is None else change(self.value)
-        return LossWeights(change(self.score), change(self.kl), value)
-
-
-def _with_checks(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of an estimator that checks its arguments first."""
-
-    @functools.wraps(method)
-    def checked(self: "KLEstimator", stats: TokenStats, mask: Tensor, *args: Any, **settings: Any) -> Any:
-        third = args[0] if args else settings.get({"weights": "rewards", "loss": "weights"}.get(name, ""))
-        arguments = third._asdict() if isinstance(third, LossWeights) else {"rewards": third}
-        checked_settings = "beta", "group_size", "behaviour_logprobs"
-        arguments |= {key: settings[key] for key in checked_settings if key in settings}
-        check_rollout(stats, mask, **arguments)
-        return method(self, stats, mask, *args, **settings)
-
-    return checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +69,14 @@ class KLEstimator(ABC):
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         for name in {"value", "weights", "loss"} & {*vars(cls)}:
-            setattr(cls, name, _with_checks(name, getattr(cls, name)))
+            setattr(cls, name, with_checks(name, getattr(cls, name)))
 
     def __post_init__(self) -> None:
         choices = {"baseline": (*get_args(Baseline), None), "off_policy": get_args(OffPolicy)}
         choices["beyond_cap"] = get_args(BeyondCap)
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                names = ", ".join(map(_as_yaml, allowed))
+                names = ", ".join(map(as_yaml, allowed))
                 raise ConfigurationError(f"must be one of {names}, got {value!r}", key=name)
         check_clip_range(self.clip_range)
         check_positive(ratio_cap=self.ratio_cap)
@@ -144,12 +95,7 @@ class KLEstimator(ABC):
             >>> RaoBlackwellControlVariate(directions=("token_values",)).label
             'RaoBlackwellControlVariate(directions=[token_values])'
         """
-        changed = [
-            f"{field.name}={_as_yaml(getattr(self, field.name))}"
-            for field in fields(self)
-            if field.name != "allow_biased" and getattr(self, field.name) != field.default
-        ]
-        return type(self).__name__ + (f"({', '.join(changed)})" if changed else "")
+        return label_of(self)
 
     @property
     def bias(self) -> str | None:
@@ -346,16 +292,3 @@ class KLEstimator(ABC):
             problem = f"must not be none with {steps}, as {name}'s gradient is biased from the second on"
             remedy = "use prefix or sequence (unbiased) or clip (PPO's, biased but bounded)"
             raise ConfigurationError(f"{problem}: {remedy}", key="off_policy")
-
-
-def check_different(estimators: Sequence[KLEstimator]) -> None:
-    """Check that there are estimators to compare, whose labels tell them apart."""
-    labels = [estimator.label for estimator in estimators]
-    if not labels or len(set(labels)) < len(labels):
-        raise ConfigurationError(f"must differ, got {labels}", key="estimators")
-
-
-def _as_yaml(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_as_yaml, value))}]"
-    return "null" if value is None else str(value)

@@ -10,8 +10,8 @@ arXiv:2506.09477.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from lit_klrb.estimators.base import Explanation
 from lit_klrb.estimators.composed import ComposedEstimator
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.estimators.topk import TopKEstimator
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.base import KLEstimator
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.functional.logprobs import TokenStats
 
 KEY = "kl.estimator"

@@ -9,8 +9,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError, check_share
-from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.estimators.recipe import Recipe, per_token
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.functional.baselines import check_group_size
 from lit_klrb.functional.credit import (
     ImportanceWeights,

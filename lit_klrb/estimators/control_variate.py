@@ -8,11 +8,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
+from lit_klrb.estimators.base import Predicted
 from lit_klrb.estimators.composed import WeightedRecipes
 from lit_klrb.estimators.cross_fit import DIRECTIONS
 from lit_klrb.estimators.fitted import FittedEstimator
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import Recipe
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.estimators.tilted import TOKEN_VALUE_DIFFERENCE
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.extensions import DIRECTIONS as ADDED, extensions, load

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import LossWeights
 from lit_klrb.estimators.composed import RecipesEstimator
 from lit_klrb.estimators.cross_fit import DIRECTIONS, FitSums, cross_fitted_coefficients
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.estimators.unbiased import RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_share
-from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.estimators.checked import checked_weights
 from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums
 from lit_klrb.estimators.fitted import FittedEstimator
-from lit_klrb.estimators.shapes import check_rollout
+from lit_klrb.estimators.shapes import LossWeights, check_rollout
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.checks import inside_mask
 from lit_klrb.functional.logprobs import TokenStats, full_token_values

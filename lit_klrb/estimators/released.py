@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, log_ratio_to_behaviour
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import Recipe, Term
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
+from lit_klrb.estimators.base import Predicted
 from lit_klrb.estimators.composed import RecipesEstimator, WeightedRecipes
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import Recipe, Term
+from lit_klrb.estimators.shapes import LossWeights
 from lit_klrb.estimators.unbiased import RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 

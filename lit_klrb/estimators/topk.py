@@ -10,8 +10,8 @@ from typing import ClassVar, Literal, final
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.base import Explanation
 from lit_klrb.estimators.composed import DiscountedEstimator
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.estimators.unbiased import FORWARD_KL, REVERSE_KL
 from lit_klrb.functional.logprobs import Support, TopK

@@ -10,9 +10,10 @@ from typing import Literal, final
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError, check_share
-from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator, WeightedRecipes
+from lit_klrb.estimators.labels import Explanation
 from lit_klrb.estimators.recipe import PER_TOKEN, Recipe, Term
+from lit_klrb.estimators.shapes import LossWeights
 
 Divergence = Literal["reverse", "forward", "jsd"]
 # The field of the statistics with each

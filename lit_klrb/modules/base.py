@@ -2,60 +2,44 @@
 
 import logging
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-import lightning as L
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
-from lit_klrb.data.encode import end_tokens
 from lit_klrb.distributed import FSDP2, check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
-from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.dry_run import current_dry_run
 from lit_klrb.models.dtypes import set_dtypes, summary
 from lit_klrb.models.precision import slow_precision
 from lit_klrb.models.sharding import of_first, shard
+from lit_klrb.modules.checkpointed import CheckpointedModule
 from lit_klrb.modules.schedules import rate_factor
-from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import keep_float32, trainer_of
 from lit_klrb.run.options import RULES, check_training_options
-from lit_klrb.run.resumable import check_resumable
 
 log = logging.getLogger(__name__)
 
 # What every batch contains: token ids and the mask of those that are not padding.
 REQUIRED = {"tokens", "attention_mask"}
-# Frozen models, which checkpoints omit.
-REFERENCE_PREFIXES = "reference.", "first_reference."
 # What `build_models` makes of the classes below.
 BUILT = ("policy", "classifier", "tokenizer", "reference", "pair", "split")
 PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
 
-def check_file(key: str, path: Any) -> None:
-    """Check a checkpoint that Lightning reads, which ignores its checksums."""
-    if isinstance(path, str | os.PathLike) and "://" not in str(path):
-        with loading.reading(key, os.fspath(path)) as local:
-            check_intact(Path(local))
-
-
 # Settings are dataclass fields, so every module inherits the documented settings of its base classes.
 @dataclass(kw_only=True, eq=False, repr=False)
-class TrainedModule(L.LightningModule, ABC):
+class TrainedModule(CheckpointedModule, ABC):
     """A module that trains a model and writes self-contained checkpoints.
 
     Models are built by `build_models`, when the trainer is known. `load_from_checkpoint` works without a
@@ -75,8 +59,6 @@ class TrainedModule(L.LightningModule, ABC):
         ConfigurationError: If a number is out of range.
     """
 
-    # The role of the trained model, which names the attribute that holds it.
-    role: ClassVar[loading.Role]
     # Whether dropout is active in training. It is off where log-probabilities are compared with those of a
     # rollout or a reference, so that the ratio at the first inner step is exactly 1.
     uses_dropout: ClassVar[bool] = False
@@ -97,12 +79,6 @@ class TrainedModule(L.LightningModule, ABC):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.tokenizer: PreTrainedTokenizerBase
-        # The checkpoint to be restored. The command line sets it, as Lightning passes it to a module only
-        # after `configure_model`.
-        self.ckpt_path: str | None = None
-        # Its content, until it is compared with the optimizer
-        self._policy_step = 0
         # The precision for which the models were built
         self._built_for: str | None = None
         # Names of what the evaluation before the first step has found
@@ -114,18 +90,8 @@ class TrainedModule(L.LightningModule, ABC):
                 raise ConfigurationError(f"must be finite and 0 or larger, got {value}", key=name)
 
     @abstractmethod
-    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The model to train, and its tokenizer."""
-
-    @abstractmethod
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The loss of one step."""
-
-    @property
-    def trained(self) -> PreTrainedModel:
-        """The trained model."""
-        model: PreTrainedModel = getattr(self, self.role.name)
-        return model
 
     def setup(self, stage: str) -> None:
         """Check options of the trainer that infinite training data do not allow."""
@@ -146,16 +112,6 @@ class TrainedModule(L.LightningModule, ABC):
             raise ConfigurationError(problem, key="trainer.strategy")
         if getattr(self, "reference_path", None) == loading.ITSELF:
             raise ConfigurationError(f"{loading.ITSELF!r} is not supported by fsdp2", key="reference_path")
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Lightning's `load_from_checkpoint`, after a check of the file's checksums.
-
-        Raises:
-            ConfigurationError: If it is damaged, or not there.
-        """
-        check_file("checkpoint_path", checkpoint_path)
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Refuse batches of another kind, such as those of a data module from another project."""
@@ -217,62 +173,6 @@ class TrainedModule(L.LightningModule, ABC):
         """The context in which the trainer's precision computes, for passes outside of its steps."""
         return self.trainer.precision_plugin.forward_context()
 
-    def build_models(self) -> None:
-        """Build the model, or load it from the checkpoint to resume from, unless it is already loaded."""
-        if hasattr(self, self.role.name):
-            return
-        if self.ckpt_path is not None:
-            with loading.reading("ckpt_path", self.ckpt_path) as local:
-                self._take(loading.read_checkpoint(local, self.role))
-        else:
-            model, self.tokenizer = self.build()
-            setattr(self, self.role.name, model)
-
-    def _take(self, checkpoint: dict[str, Any]) -> None:
-        """Take model and tokenizer from a checkpoint."""
-        setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
-        self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what makes the checkpoint self-contained: configuration, tokenizer, adapter, end tokens."""
-        checkpoint[self.role.config_key] = loading.config_dict(self.trained)
-        checkpoint[loading.TOKENIZER_KEY] = loading.tokenizer_files(self.tokenizer)
-        checkpoint[loading.ADAPTER_KEY] = adapter_settings(self.trained)
-        if self.role == loading.POLICY:
-            checkpoint[loading.END_TOKENS_KEY] = list(end_tokens(self.tokenizer, self.trained))
-
-    @property
-    def evaluated_step(self) -> int:
-        """The step of the policy that an evaluation is of: in a run its own, otherwise the checkpoint's."""
-        trainer = trainer_of(self)
-        running = trainer is None or trainer.state.fn == TrainerFn.FITTING
-        return self.global_step if running else self._policy_step
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build model and tokenizer from the checkpoint, unless `configure_model` did."""
-        trainer = trainer_of(self)
-        if trainer is not None:
-            of_first(partial(check_file, "ckpt_path", trainer.ckpt_path))
-            self._policy_step = int(checkpoint.get("global_step", 0))
-            # Where models are divided, weights are restored before, and no part of what is passed here
-            if trainer.state.fn == TrainerFn.FITTING and sharding_mesh(trainer) is None:
-                check_resumable(str(trainer.ckpt_path), checkpoint)
-        if not hasattr(self, self.role.name):
-            self._take(checkpoint)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The trained weights, without the frozen reference."""
-        state = super().state_dict(*args, **kwargs)
-        return {key: value for key, value in state.items() if not key.startswith(REFERENCE_PREFIXES)}
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """The inverse of `state_dict`: the reference keeps its weights, all other keys must match."""
-        # Inserting the reference's current weights, which checkpoints omit, keeps loading strict
-        reference = {k: v for k, v in super().state_dict().items() if k.startswith(REFERENCE_PREFIXES)}
-        return super().load_state_dict({**state_dict, **reference}, strict=strict, assign=assign)
-
     def configure_optimizers(self) -> Any:
         """AdamW on the trained parameters, with a schedule per optimizer step."""
         parameters = [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
@@ -280,10 +180,8 @@ class TrainedModule(L.LightningModule, ABC):
         optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, fused=True, **settings)
         # Lightning refuses to clip gradients that an optimizer unscales itself; without this it does not
         optimizer._step_supports_amp_scaling = False
-        trainer, rate = (
-            self.trainer,
-            partial(rate_factor, schedule=self.schedule, warmup_steps=self.warmup_steps),
-        )
+        trainer = self.trainer
+        rate = partial(rate_factor, schedule=self.schedule, warmup_steps=self.warmup_steps)
         scheduler = LambdaLR(optimizer, partial(rate, max_steps=trainer.max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -302,10 +200,6 @@ class TrainedModule(L.LightningModule, ABC):
             for block in blocks:
                 # Blocks checkpoint in training mode only; this does not change the mode of dropout layers
                 block.training = True
-
-    def on_train_end(self) -> None:
-        """Keep the step of the policy, for evaluations that follow."""
-        self._policy_step = self.global_step
 
     def on_validation_epoch_end(self) -> None:
         """Log the evaluation."""

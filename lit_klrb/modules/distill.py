@@ -22,7 +22,7 @@ from lit_klrb.models import loading
 from lit_klrb.models.dry_run import UnknownModelError, current_dry_run
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule
-from lit_klrb.modules.regularised import Evaluation
+from lit_klrb.rollouts.evaluation import Evaluation
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.rollouts.teachers import teachers_of
 from lit_klrb.run.lightning_internals import trainer_of

@@ -10,22 +10,19 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lit_klrb import schema
-from lit_klrb.distributed import gather, gather_rows, own_rows
+from lit_klrb.distributed import gather, own_rows
 from lit_klrb.engine.generation import generate_completions
 from lit_klrb.engine.vllm import VLLMBackend
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights, NoKL
 from lit_klrb.functional import TokenStats
-from lit_klrb.functional.kl import kl_k3_per_token
-from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.dtypes import computing_dtype
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.models.sharding import of_first
 from lit_klrb.modules.moving_reference import MovingReferenceModule
-from lit_klrb.modules.regularised import Evaluation
-from lit_klrb.rewards import TrainingReward
+from lit_klrb.modules.rollout_metrics import rollout_means
+from lit_klrb.rollouts.evaluation import Evaluation
 from lit_klrb.rollouts.step import Experience, Scored, begin, handed_over, policy_loss, reward_to_come, weigh
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
@@ -282,32 +279,13 @@ class OnPolicyModule(MovingReferenceModule, ABC):
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """Means over the completions of all processes, with standard errors for reward and KL."""
-        values: dict[str, Tensor] = {}
-        summary = Evaluation(rollout, stats, rewards, self.group_size).summary()
-        for name in ("reward", "kl"):
-            mean, error = clustered_mean(gather_rows(summary[name]))
-            values |= {name: mean, f"{name}_se": error}
-        means = {"length": summary["length"], "unfinished": rollout.unfinished(self.pair.ends).float()}
-        if isinstance(self.reward, TrainingReward):
-            means["equal_rewards"] = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
-            means["reward_retries"] = rewards.new_tensor([float(self.reward.retried)])
-            self.reward.retried = 0
-            own = self.reward.metrics().items()
-            means |= {f"{schema.LOGGED}{name}": rewards.new_tensor([value]) for name, value in own}
-        if self.kl_estimator.reads_jsd is not None:
-            means["divergence"] = self.kl_estimator.value(stats, rollout.mask)
-        if rollout.logprobs is not None:
-            mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
-            means["sampler_kl"] = mismatch
-        values |= {name: gather_rows(rows).mean() for name, rows in means.items()}
-        # One wait for the GPU instead of one for each
-        numbers = torch.stack([value.double() for value in values.values()]).tolist()
-        metrics = dict(zip(values, numbers, strict=True))
+        evaluation = Evaluation(rollout, stats, rewards, self.group_size)
+        metrics = rollout_means(evaluation, self.kl_estimator, self.reward, self.pair.ends)
         if metrics.get("equal_rewards") == 1 and not self.has_said_equal:
             self.has_said_equal = True
             self.print(
                 f"step {self.global_step}: all completions of each prompt have the same reward, such as "
-                f"{summary['reward'][0, 0].item():g}: this rollout teaches nothing about the reward"
+                f"{rewards[0].item():g}: this rollout teaches nothing about the reward"
             )
         return metrics | self.memory.metrics
 
@@ -329,9 +307,6 @@ class OnPolicyModule(MovingReferenceModule, ABC):
         trainer, states = trainer_of(self), checkpoint.get(EXPERIENCE_KEY)
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or states is None:
             return
-        if not isinstance(states, list):
-            raise ConfigurationError("its rollouts are not a list", key="ckpt_path")
-        if len(states) != trainer.world_size:
-            problem = f"saved by {len(states)} processes, but trainer.devices gives {trainer.world_size}"
-            raise ConfigurationError(f"{problem}; resume with the same number", key="ckpt_path")
-        self.experience = Experience.from_state(states[self.global_rank], self.device)
+        self.experience = Experience.of_processes(
+            states, self.global_rank, self.trainer.world_size, self.device
+        )

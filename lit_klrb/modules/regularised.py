@@ -1,12 +1,11 @@
 """Base classes of DPO, RLOO and distillation: a frozen reference, a reward and the common evaluation."""
 
 import logging
-import os
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -14,19 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import schema
-from lit_klrb.distributed import gather_rows, rank_slice
 from lit_klrb.engine.generation import Sampling
 from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError, check_at_least
-from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
-from lit_klrb.functional.tiled.blocks import COMPILE
 from lit_klrb.models import loading
-from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.dtypes import set_dtypes
 from lit_klrb.models.rollout import Rollout
-from lit_klrb.models.sharding import is_sharded
 from lit_klrb.modules.policy import PolicyModule
 from lit_klrb.reward_functions import TrainerState
 from lit_klrb.rewards import (
@@ -38,62 +32,13 @@ from lit_klrb.rewards import (
     no_reward,
     reward_parts,
 )
+from lit_klrb.rollouts.evaluation import Evaluation, is_evaluation, start_key
 from lit_klrb.rollouts.pair import Loaded, Pair
-from lit_klrb.run.cache import cached, weights_digest
+from lit_klrb.run.cache import cached
 from lit_klrb.run.lightning_internals import trainer_of
-from lit_klrb.run.machine import versions
 from lit_klrb.seeding import derive_seed
 
 log = logging.getLogger(__name__)
-
-
-class Evaluation(NamedTuple):
-    """Completions with their statistics and rewards.
-
-    Args:
-        rollout: K completions of each of P prompts, prompt-major.
-        stats: Their token statistics under policy and reference, shape [P·K, T].
-        rewards: Their rewards, shape [P·K].
-        completions_per_prompt: K.
-        current: Their statistics under a reference that has followed the policy; `stats` are under the first.
-    """
-
-    rollout: Rollout
-    stats: TokenStats
-    rewards: Tensor
-    completions_per_prompt: int
-    current: TokenStats | None = None
-
-    def summary(self) -> dict[str, Tensor]:
-        """Reward, Rao-Blackwell estimate of the KL (nats) and length (tokens) of each completion, [P, K].
-
-        From a served teacher, which sends no more than its head, the KL is that of `RaoBlackwellTopK`.
-        """
-        mask = self.rollout.mask
-        estimator = RaoBlackwellTopK() if self.stats.kl is None else RaoBlackwell()
-        columns = {"reward": self.rewards, "kl": estimator.value(self.stats, mask), "length": mask.sum(1)}
-        if self.current is not None:
-            columns["kl_current"] = RaoBlackwell().value(self.current, mask)
-        return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
-
-    def everyones(self, prompts: int) -> "Evaluation":
-        """The completions of all processes, of which this one's are those of its first prompts."""
-        count = self.completions_per_prompt
-
-        def every(field: Tensor) -> Tensor:
-            return gather_rows(field[: prompts * count])
-
-        current = None if self.current is None else self.current.map(every)
-        stats, rewards = self.stats.map(every), every(self.rewards)
-        return Evaluation(self.rollout.map(every), stats, rewards, count, current)
-
-
-def _is_evaluation(stored: Any, rows: int) -> bool:
-    """Whether cached values are completions with token statistics; may raise any exception if not."""
-    rollout, stats = Rollout(*stored[0]), TokenStats(*stored[1])
-    of_tokens = [field for field in (rollout.mask, rollout.logprobs, *stats) if field is not None]
-    whole = rollout.tokens.shape == rollout.attention_mask.shape and len(rollout.tokens) == rows
-    return whole and stats.kl is not None and {f.shape for f in of_tokens} == {rollout.completions.shape}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -291,7 +236,7 @@ class RegularisedModule(PolicyModule, ABC):
             prompts_read = {name: rows.tolist() for name, rows in own.items() if isinstance(rows, Tensor)}
             key = {**self._start, **drawn, "sampling": asdict(sampling), "prompts": prompts_read}
             sampled, scored = cached(
-                "evaluation", key, compute, lambda stored: _is_evaluation(stored, len(own["tokens"]) * count)
+                "evaluation", key, compute, lambda stored: is_evaluation(stored, len(own["tokens"]) * count)
             )
         else:
             sampled, scored = compute()
@@ -308,27 +253,8 @@ class RegularisedModule(PolicyModule, ABC):
 
     @cached_property
     def _start(self) -> dict[str, Any] | None:
-        """What the evaluation before the first step depends on, besides prompts and seed: the cache's key.
-
-        None where nothing is kept: code other than transformers' can change, and the last digits of a GPU do.
-        """
-        pair = self.evaluated_pair
-        models = pair.policy, pair.reference
-        known = all(type(model).__module__.startswith("transformers.models.") for model in models)
-        if (
-            not known
-            or pair.served
-            or pair.by_teacher
-            or is_sharded(pair.policy)
-            or self.device.type != "cpu"
-        ):
-            return None
-        return {
-            "models": [[weights_digest(model), adapter_settings(model)] for model in models],
-            "reference": [pair.second is None, pair.itself, pair.rows, pair.temperature],
-            "ends": [pair.ends if pair.stop_at_eos else (), self.tokenizer.pad_token_id],
-            "numbers": [self.trainer.precision, torch.get_num_threads(), os.environ.get(COMPILE), versions()],
-        }
+        """What the evaluation before the first step depends on; None if nothing of it is kept."""
+        return start_key(self.evaluated_pair, self.device, self.trainer.precision)
 
     def evaluated_parts(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Columns of some of the evaluated prompts, by names of their own, shape [some of P, K] each."""

@@ -19,7 +19,7 @@ from lit_klrb.functional import (
     tiled_token_stats,
     token_stats,
 )
-from lit_klrb.functional.logprobs import full_precision
+from lit_klrb.functional.sums import full_precision
 from lit_klrb.functional.surrogate import ClipRange
 from lit_klrb.models.adapters import adapter_off
 from lit_klrb.models.heads import SplitModel, model_inputs, split_model

@@ -190,6 +190,16 @@ class Experience(NamedTuple):
         return [tuple(field) if isinstance(field, tuple) else field for field in fields]
 
     @classmethod
+    def of_processes(cls, states: Any, rank: int, processes: int, device: torch.device) -> "Experience":
+        """That of one process, from the states of all, whose number must still be the same."""
+        if not isinstance(states, list):
+            raise ConfigurationError("its rollouts are not a list", key="ckpt_path")
+        if len(states) != processes:
+            problem = f"saved by {len(states)} processes, but trainer.devices gives {processes}"
+            raise ConfigurationError(f"{problem}; resume with the same number", key="ckpt_path")
+        return cls.from_state(states[rank], device)
+
+    @classmethod
     def from_state(cls, state: list[Any], device: torch.device) -> "Experience":
         """The inverse of `state`, on a device."""
         kinds = AttributeError, IndexError, RuntimeError, TypeError, ValueError

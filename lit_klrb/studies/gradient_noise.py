@@ -26,7 +26,7 @@ from lit_klrb.estimators import (
     RaoBlackwell,
     RaoBlackwellControlVariate,
 )
-from lit_klrb.estimators.base import check_different
+from lit_klrb.estimators.labels import check_different
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.rollout import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule

@@ -21,7 +21,7 @@ from lit_klrb.estimators import (
     ReleasedMonteCarlo,
     ReleasedRaoBlackwell,
 )
-from lit_klrb.estimators.base import check_different
+from lit_klrb.estimators.labels import check_different
 from lit_klrb.studies.base import lower_triangle, rounded
 from lit_klrb.studies.gradient_noise import Task, all_gradients, gram
 from replication.studies.model_pairs import CheckpointPair, PairStudy

@@ -24,7 +24,7 @@ from lit_klrb.estimators import (
     RaoBlackwellLoss,
     RaoBlackwellReward,
 )
-from lit_klrb.estimators.base import check_different
+from lit_klrb.estimators.labels import check_different
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import rounded
 from replication import schema

@@ -11,7 +11,7 @@ from lit_klrb import schema
 from lit_klrb.callbacks.monitors import by_position, together
 from lit_klrb.functional import TokenStats
 from lit_klrb.models.rollout import Rollout
-from lit_klrb.modules.regularised import Evaluation
+from lit_klrb.rollouts.evaluation import Evaluation
 from lit_klrb.run.directory import LOCK
 
 # The fitted control variate warns about as few as eight completions.

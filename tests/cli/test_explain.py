@@ -8,8 +8,9 @@ from lit_klrb.cli import explain
 from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.certificate import ZERO, certify_estimator
+from lit_klrb.estimators.certificate import certify_estimator
 from lit_klrb.estimators.enumerated_loss import SIZES
+from lit_klrb.estimators.identity import ZERO
 
 CLASSES = explain.estimator_classes()
 RIGHT = [name for name, kind in CLASSES.items() if kind.refusal is None and name != "NoKL"]

@@ -9,7 +9,8 @@ from torch import Tensor
 from lit_klrb.errors import check_positive
 from lit_klrb.functional.checks import check_mask, check_shape, inside_mask, rows_of
 from lit_klrb.functional.logprobs import TopK, check_heads, full_token_values, warn_infinite_kl
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused, take
+from lit_klrb.functional.tiled.blocks import RowStats, block_sums, fused
+from lit_klrb.functional.tiled.buffers import Buffers, take
 from lit_klrb.functional.tiled.head import Head
 from lit_klrb.functional.tiled.jsd import block_forward, block_jsd
 from lit_klrb.functional.tiled.topk import Candidacy, TopKRows

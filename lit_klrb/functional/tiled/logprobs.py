@@ -11,7 +11,8 @@ from torch.autograd.function import once_differentiable
 from lit_klrb.errors import check_positive
 from lit_klrb.functional.checks import check_mask, check_shape, inside_mask, positions_of, rows_of
 from lit_klrb.functional.products import linear
-from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
+from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused
+from lit_klrb.functional.tiled.buffers import take
 from lit_klrb.functional.tiled.head import Head, HeadGradients
 from lit_klrb.functional.tiled.inputs import default_tile_size, may_be_retained, tiles_of, unless_no_grad
 

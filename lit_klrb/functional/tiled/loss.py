@@ -12,7 +12,7 @@ from lit_klrb.functional.checks import check_shape, positions_of, rows_of
 from lit_klrb.functional.credit import weighted
 from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.surrogate import ClipRange, check_clip_range, clipped_loss, weighted_loss
-from lit_klrb.functional.tiled.blocks import Buffers
+from lit_klrb.functional.tiled.buffers import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import Pair, TiledInputs, unless_no_grad
 from lit_klrb.functional.tiled.tile import Tile

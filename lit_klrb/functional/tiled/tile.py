@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lit_klrb.functional.credit import weighted
-from lit_klrb.functional.logprobs import probabilities_of
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, fused
+from lit_klrb.functional.sums import probabilities_of
+from lit_klrb.functional.tiled.blocks import RowStats, block_gradient, fused
+from lit_klrb.functional.tiled.buffers import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.inputs import TiledInputs, defined
 from lit_klrb.functional.tiled.topk import TopKRows

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.functional.logprobs import HeadSums, TopK, probabilities_of
+from lit_klrb.functional.logprobs import HeadSums, TopK
+from lit_klrb.functional.sums import probabilities_of
 from lit_klrb.functional.tiled.blocks import RowStats
 
 

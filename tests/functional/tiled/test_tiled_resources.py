@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TopK, tiled_policy_loss, tiled_token_stats
-from lit_klrb.functional.tiled import blocks, head, inputs
+from lit_klrb.functional.tiled import blocks, buffers, head, inputs
 
 
 class Recorder(TorchDispatchMode):
@@ -165,9 +165,9 @@ def test_a_row_of_the_reference_is_never_retained(monkeypatch):
     case = make_case()
     mask, weights = case.tokens >= 0, weights_like(case.tokens)
     for topk, ref_rows in ((None, 23), (TopK(3), 7)):
-        monkeypatch.setattr(blocks, "_WORKSPACE", threading.local())
+        monkeypatch.setattr(buffers, "_WORKSPACE", threading.local())
         tiled_loss(case, case.leaves(), mask, weights, weights, topk=topk, tile_size=4)
-        sizes = {name: len(memory) for (name, _), memory in blocks._WORKSPACE.buffers.items()}
+        sizes = {name: len(memory) for (name, _), memory in buffers._WORKSPACE.buffers.items()}
         assert sizes == {"logits": 4 * 7, "ref_logits": 4 * ref_rows, "masses": 4 * 23}
 
 
@@ -182,7 +182,7 @@ def test_retained_blocks_are_their_own():
 
 def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
     """Later calls do not overwrite results: a small call after a large one, training after inference."""
-    monkeypatch.setattr(blocks, "_WORKSPACE", threading.local())
+    monkeypatch.setattr(buffers, "_WORKSPACE", threading.local())
     large, small = make_case(vocabulary=41), make_case(batch=1, seed=2)
 
     def run(case):
@@ -198,9 +198,9 @@ def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
         tiled_token_stats(*large[:2], *large[3:5], large.tokens)
     first = run(large)
     kept = [tensor.clone() for tensor in first]
-    memory = {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE.buffers.items()}
+    memory = {key: tensor.data_ptr() for key, tensor in buffers._WORKSPACE.buffers.items()}
     expected = run(small)
-    assert {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE.buffers.items()} == memory
+    assert {key: tensor.data_ptr() for key, tensor in buffers._WORKSPACE.buffers.items()} == memory
     assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
-    monkeypatch.setattr(blocks, "_WORKSPACE", threading.local())
+    monkeypatch.setattr(buffers, "_WORKSPACE", threading.local())
     assert all(torch.equal(a, b) for a, b in zip(run(small), expected, strict=True))
