@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import schema
+from lit_klrb.distributed import rank_slice
 from lit_klrb.engine.generation import Sampling
 from lit_klrb.engine.served import ServedTeacher
 from lit_klrb.errors import ConfigurationError, check_at_least
