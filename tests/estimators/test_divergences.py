@@ -12,7 +12,7 @@ from enumerated import Case, Variation, expected_gradient, rows_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.estimators.enumerated_loss import worlds
-from lit_klrb.functional import TopK, token_stats
+from lit_klrb.functional import TokenStats, TopK, token_stats
 from lit_klrb.functional.enumeration import exact_kl_gradient, num_prefixes
 from lit_klrb.functional.topk import sampled_forward_tail
 
@@ -106,6 +106,16 @@ def test_the_forward_tail_of_a_token_that_the_reference_never_writes_is_one():
         ref_logprobs=torch.full_like(stats.logprobs, -torch.inf), in_head=torch.zeros_like(stats.logprobs)
     )
     torch.testing.assert_close(sampled_forward_tail(outside), torch.ones_like(stats.logprobs))
+
+
+def test_the_forward_tail_of_a_token_that_the_policy_hardly_writes_is_finite():
+    """Its weight q / p of e^100 is none of float32, and counts as e^40."""
+    logprobs = torch.full((1, 1), -101.0, requires_grad=True)
+    outside = TokenStats(logprobs, torch.full((1, 1), -1.0), in_head=torch.zeros(1, 1))
+    value = sampled_forward_tail(outside)
+    (gradient,) = torch.autograd.grad(value.sum(), logprobs)
+    assert value.item() == pytest.approx(39 * math.exp(40), rel=1e-5)
+    assert gradient.item() == pytest.approx(-math.exp(40), rel=1e-5)
 
 
 def test_the_targets_differ_and_the_ends_are_the_kls():

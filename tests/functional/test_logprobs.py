@@ -96,14 +96,16 @@ def test_half_precision_logits_are_read_in_float32_and_no_kl_is_negative():
 def test_tokens_that_both_models_exclude_contribute_nothing():
     logits, ref_logits = random(1, 2, 6, dtype=torch.float64), random(1, 2, 6, seed=1, dtype=torch.float64)
     tokens = torch.tensor([[0, 1]])
-    kept = token_stats(logits[..., :4], ref_logits[..., :4], tokens)
+    kept = token_stats(logits[..., :4], ref_logits[..., :4], tokens, jsd_weight=0.5)
     for values in (logits, ref_logits):
         values[..., 4:] = -torch.inf
     leaf = logits.requires_grad_()
-    stats = token_stats(leaf, ref_logits, tokens)
-    for field, expected in zip(stats[:4], kept[:4], strict=True):
-        assert torch.allclose(field, expected)
-    (gradient,) = torch.autograd.grad(stats.kl.sum() + stats.entropy.sum(), leaf)
+    stats = token_stats(leaf, ref_logits, tokens, jsd_weight=0.5)
+    for field, expected in zip(stats, kept, strict=True):
+        assert (field is None) == (expected is None)
+        assert field is None or torch.allclose(field, expected)
+    differentiated = stats.kl, stats.entropy, stats.forward_kl, stats.jsd
+    (gradient,) = torch.autograd.grad(sum(field.sum() for field in differentiated), leaf)
     assert gradient.isfinite().all()
     assert not gradient[..., 4:].any()
 

@@ -1,5 +1,7 @@
 """Several teachers, each of the rows that name it: gradients by enumeration, runs, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import test_teacher_gradient
 import torch
@@ -19,6 +21,7 @@ from test_teacher_gradient import (
 from written import write_splits
 
 from lit_klrb.engine.served import ServedTeacher
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.modules import DistillModule
 from lit_klrb.rollouts.pair import Pair
@@ -83,6 +86,13 @@ def test_the_parts_of_a_rollout_have_the_loss_and_the_gradient_of_the_whole():
     gradients = [flat_gradient(each, parameters) for each in (total, loss(whole))]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
     assert gradients[0].abs().max() > 1e-3
+
+
+def test_teachers_have_one_vocabulary():
+    first = pair_of(tiny("gpt2", 0), tiny("gpt2", 1)).first
+    pairs = {name: SimpleNamespace(vocabulary_size=size, rows=None) for name, size in (("a", 3), ("b", 4))}
+    with pytest.raises(ConfigurationError, match=r"^teachers: must have one vocabulary"):
+        Pair(first, by_teacher=pairs)
 
 
 def rows(start, names):

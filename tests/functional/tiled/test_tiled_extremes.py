@@ -68,6 +68,21 @@ def test_a_token_that_only_the_reference_excludes_gives_an_infinite_kl_and_a_war
     assert_close(gradients((weights * stats.logprobs).sum() / 3, leaves), expected)
 
 
+def test_an_infinite_forward_kl_of_a_head_has_a_gradient_only_with_a_weight_of_zero():
+    case = make_case()
+    case.bias[9] = -math.inf
+    case = case._replace(tokens=case.tokens.masked_fill(case.tokens == 9, 8))
+    leaves = case.leaves()
+    for read in (tiled_stats, plain_stats):
+        infinite = read(case, leaves, topk=TopK(23)).head_forward_kl
+        assert (infinite == math.inf).all()
+        for weight, expected in ((1.0, math.nan), (0.0, 0.0)):
+            hidden, *_ = torch.autograd.grad(
+                infinite, leaves[:1], torch.full_like(infinite, weight), retain_graph=True
+            )
+            torch.testing.assert_close(hidden, torch.full_like(hidden, expected), equal_nan=True)
+
+
 def test_the_policy_may_exclude_tokens():
     case = make_case()
     case.bias[9] = -math.inf
