@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_rows
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.estimators import (
     CoarsenedTopK,
@@ -207,7 +208,7 @@ def _ratio(found: dict[str, Tensor], label: str) -> str:
 
 def _sample(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, index: int) -> Rollout:
     reviews = load_rows("grammar", "train", (index + 1) * PROMPTS)[index * PROMPTS :]
-    prompts = [prompt.tokens for prompt in read_prompts(reviews, tokenizer, 2, 8)]
+    prompts = [prompt.tokens for prompt in read_prompts(reviews, Reader("source", tokenizer, ()), 2, 8)]
     batch = pad(prompts, tokenizer.pad_token_id, side="left")
     return generate_completions(
         policy,

@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_rows
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.estimators import (
     EstimatorMemory,
@@ -160,7 +161,8 @@ class World:
         """Rollouts of prompts of their own."""
         size = self.setting.prompts
         reviews = load_rows(self.setting.source, "train", count * size)
-        prompts = [prompt.tokens for prompt in read_prompts(reviews, self.tokenizer, 2, 8)]
+        reader = Reader("source", self.tokenizer, ())
+        prompts = [prompt.tokens for prompt in read_prompts(reviews, reader, 2, 8)]
         for index in range(count):
             batch = pad(prompts[index * size : (index + 1) * size], self.tokenizer.pad_token_id, side="left")
             yield generate_completions(

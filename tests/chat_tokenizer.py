@@ -3,7 +3,7 @@
 from tokenizers.processors import TemplateProcessing
 
 from lit_klrb.data.chat import Conversation
-from lit_klrb.data.encode import Reader
+from lit_klrb.data.reader import Reader
 from lit_klrb.data.tokenizer import train_bpe
 
 BOS, NEWLINE = "<bos>", "\n"

@@ -15,6 +15,7 @@ from lit_klrb.data.columns import TEXT
 from lit_klrb.data.encode import encode
 from lit_klrb.data.kinds import parse_rows
 from lit_klrb.data.prompts import Prompt, read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.data.rows import RawRow, Table, suffix_of
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.engine.generation import Sampling
@@ -62,7 +63,8 @@ def encode_prompts(
     parsed = parse_rows(source, rows, "prompts")
     if any(row.prompt is None for row in parsed):
         raise ConfigurationError(f"{source} has texts, whose beginnings are no prompts here", key="prompts")
-    return read_prompts(parsed, tokenizer, 1, 1, system, teacher_system, key="prompts", say=say_once)
+    reader = Reader("prompts", tokenizer, (), system, say=say_once)
+    return read_prompts(parsed, reader, 1, 1, teacher_system_prompt=teacher_system)
 
 
 def encode_windows(

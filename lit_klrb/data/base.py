@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.columns import Want
 from lit_klrb.data.corpora import GRAMMAR, Source, draw, given_prompts
-from lit_klrb.data.encode import Encoded, Reader, end_tokens
+from lit_klrb.data.encode import end_tokens
 from lit_klrb.data.kinds import Row
-from lit_klrb.data.lengths import Overlong, Selection, check_context_length, context_length
-from lit_klrb.data.prompts import differing
+from lit_klrb.data.lengths import Overlong, Selection
+from lit_klrb.data.reader import Reader
 from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError, check_at_least
 
@@ -168,19 +168,18 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     def reader(self, key: str = "source") -> Reader:
         """Reads prompts and answers as the learner does."""
         tokenizer, ends = self.learner.tokenizer, end_tokens(self.learner.tokenizer, self.learner.trained)
-        return Reader(
-            key, tokenizer, ends, self.system_prompt, self.chat_template_kwargs, self.say_of_template
-        )
+        template = self.chat_template_kwargs
+        return Reader(key, tokenizer, ends, self.system_prompt, template, self.say_of_source)
+
+    def say_of_source(self, line: str) -> None:
+        """Say something about the source once."""
+        self.say(f"{self.source}: {line}")
 
     def say(self, line: str) -> None:
         """Say something once."""
         if line not in self._said:
             self._said.add(line)
             log.warning(line)
-
-    def say_of_template(self, line: str) -> None:
-        """Say what the chat template does unasked."""
-        self.say(f"{self.source}: {line}")
 
     def preview(self, learner: Learner) -> dict[str, Any]:
         """What the training data become, without a model: rows, what is left out and why, the first row.
@@ -285,71 +284,3 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     def _in_order(self, split: str) -> DataLoader[Any]:
         examples: Any = self.examples(split)
         return DataLoader(examples, batch_size=self.eval_batch_size, collate_fn=partial(self.collate, split))
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class GivenAnswers(CorpusDataModule, ABC):
-    """Rows with texts or answers of a maximum number of tokens.
-
-    Args:
-        max_tokens: Rows with more tokens are left out, or see `overlong`; by default the model's context
-            length, at most 1,024. What is sampled has a limit of its own.
-    """
-
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(2, max_tokens=LONGEST if self.max_tokens is None else self.max_tokens)
-
-    @property
-    def limit(self) -> int:
-        """Maximum number of tokens of a row."""
-        model = self.learner.trained
-        if self.max_tokens is None:
-            return min(context_length(model) or LONGEST, LONGEST)
-        given = str(self.max_tokens)
-        check_context_length(model, self.max_tokens, "the model", key="max_tokens", given=given)
-        return self.max_tokens
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class WholeTexts(GivenAnswers, ABC):
-    """Whole texts.
-
-    Args:
-        batch_size: Rows per training batch.
-        eval_batch_size: Rows per evaluation batch.
-        system_prompt: A system message for conversations without one.
-    """
-
-    batch_size: int = 64
-    generated_size: int = 20_000
-    eval_size: int = 512
-    eval_batch_size: int = 64
-
-    def examples(self, split: str) -> list[Any]:
-        """Token ids of each row."""
-        reader, limit = self.reader(), self.limit
-
-        def make(index: int, row: Row) -> Any:
-            return self.encoded(reader, row, self.selections[split])
-
-        return self.read(split, self.rows[split], make, limit)
-
-    def classified(self, reader: Reader, row: Row, selection: Selection) -> list[list[int]]:
-        """Token ids of the texts of a row, for a classifier; a row that is cut counts once."""
-        prompt, limit = row.prompt or "", selection.cut_to
-        texts = [reader.classified(prompt, answer, row.system).ids for answer in row.answers]
-        is_cut = limit is not None and max(map(len, texts)) > limit
-        if is_cut:  # by the tokenizer, which keeps what it puts after a text
-            texts = [reader.classified(prompt, answer, row.system, limit).ids for answer in row.answers]
-        if len(texts) > 1:
-            differing(*texts)
-        selection.within(Encoded(max(texts, key=len), [True]))
-        selection.cut += is_cut
-        return texts
-
-    @abstractmethod
-    def encoded(self, reader: Reader, row: Row, selection: Selection) -> Any:
-        """The token ids of a row."""

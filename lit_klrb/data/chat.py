@@ -127,6 +127,9 @@ class Conversation:
         return text
 
 
+Content = str | Conversation
+
+
 def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], key: str) -> None:
     """Check that a tokenizer's chat templates read the settings that they are given."""
     if not settings:

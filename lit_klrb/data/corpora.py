@@ -4,7 +4,7 @@ import hashlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -61,8 +61,8 @@ def draw(source: Source | str = GRAMMAR, split: str = "train", size: int = 0) ->
     source = Source(source) if isinstance(source, str) else source
     if source.name != GRAMMAR:
         return _corpus(source).draw(split, size)
-    if split not in (own := ("train", *HELD_OUT)):
-        raise _no_split(source, split, own)
+    if split not in (splits := ("train", *HELD_OUT)):
+        raise _no_split(source, split, splits)
     if not size:
         raise _error(source, "is unlimited: a size of 0 (all rows) is allowed for other sources")
     if source.want == "preferences":
@@ -102,27 +102,25 @@ class Corpus:
 
     def __init__(self, source: Source) -> None:
         self.source, self.parts = source, source.train.split("+")
-        self.opened = open_splits(source.key, source.name, source.subset)
+        self.tables = open_splits(source.key, source.name, source.subset)
         self.said = set[str]()
+        self._identities = dict[str, set[str]]()
         held_out = HELD_OUT if source.splits else ()
         # What each split is called in the source
-        self.names = {name: name for name in (*self.parts, *held_out) if name in self.opened}
+        self.names = {name: name for name in (*self.parts, *held_out) if name in self.tables}
         if source.evaluation is not None:
             self.names |= dict.fromkeys(held_out, source.evaluation)
-        found = ", ".join(sorted(self.opened)) or "none"
-        for name in self.names.values():
-            if name not in self.opened:
-                raise _error(source, f"has no split {name}; its splits: {found}")
-        if not self.names:
-            problem = f"has no split {self.parts[0]}; its splits: {found}"
-            raise _error(source, f"{problem}; choose with split{', eval_split' if source.splits else ''}")
-        self.tables: dict[str, Sequence[RawRow]] = {name: self.opened[name] for name in self.names.values()}
-        self._identities = dict[str, set[str]]()
-        # Which rows of the first part are held out for a split that the source lacks, by their identity
-        self.carved = dict[str, Callable[[str], bool]]()
-        for number, name in enumerate(held_out):
+        missing = [name for name in self.names.values() if name not in self.tables]
+        if missing or not self.names:
+            problem = f"has no split {[*missing, self.parts[0]][0]}"
+            hint = "" if missing else f"; choose with split{', eval_split' if source.splits else ''}"
+            splits = ", ".join(sorted(self.tables)) or "none"
+            raise _error(source, f"{problem}; its splits: {splits}{hint}")
+        # Splits that the source lacks; for each the only row held out, by its identity, or None: by a hash
+        self.carved = dict[str, str | None]()
+        for name in held_out:
             if self.parts[0] in self.names and name not in self.names:
-                self.carved[name] = self._chosen(number)
+                self.carved[name] = self._only_row(name)
 
     def draw(self, split: str, size: int) -> Drawn:
         """See `draw`."""
@@ -144,10 +142,10 @@ class Corpus:
         """The rows of a split in random order, without those of held-out splits, which are counted."""
         before = HELD_OUT[: HELD_OUT.index(split)] if split in HELD_OUT else HELD_OUT
         same = split == "validation" and self.source.evaluation is not None
-        seen = {n for name in before if name in self.names and not same for n in self._ids(name)}
+        seen = {i for name in before if name in self.names and not same for i in self._ids(name)}
         tables, first = self._tables(split), self.parts[0]
         # Those of another part are held out with the rows of the first that are
-        others = {n for n in self._ids(first) if self._holder(n)} if len(tables) > 1 else seen
+        others = {i for i in self._ids(first) if self._holder(i)} if len(tables) > 1 else seen
         for part, row in self._shuffled(tables, split):
             identity = _identity(row)
             if part == first and self._holder(identity) != (split if split in self.carved else None):
@@ -173,37 +171,36 @@ class Corpus:
                 index -= len(self.tables[name])
 
     def _row(self, name: str, index: int, raw: RawRow) -> Row:
-        place = self.source.name if len(self.opened) == 1 else f"{self.source.name}: {name}"
-        return parse_row(raw, self.source.want, f"{place} row {index + 1}", dict(self.source.columns))
+        table = self.source.name if len(self.tables) == 1 else f"{self.source.name}: {name}"
+        return parse_row(raw, self.source.want, f"{table} row {index + 1}", dict(self.source.columns))
+
+    def _each_identity(self, part: str) -> Iterator[str]:
+        name = self.names[part]
+        return (_identity(self._row(name, index, raw)) for index, raw in enumerate(self.tables[name]))
 
     def _ids(self, part: str) -> set[str]:
         """What identifies the rows of a part, all of which this reads."""
-        name = self.names[part]
-        if name not in self._identities:
-            rows = enumerate(self.tables[name])
-            self._identities[name] = {_identity(self._row(name, index, raw)) for index, raw in rows}
+        if (name := self.names[part]) not in self._identities:
+            self._identities[name] = set(self._each_identity(part))
         return self._identities[name]
 
     def _holder(self, identity: str) -> str | None:
         """The split for which a row of the first part is held out."""
-        return next((name for name, holds in self.carved.items() if identity and holds(identity)), None)
+        for name, only in self.carved.items() if identity else ():
+            if identity == only or (only is None and _is_chosen(identity, name)):
+                return name
+        return None
 
-    def _chosen(self, number: int) -> Callable[[str], bool]:
-        """Tells which rows of the first part are held out for a split that the source lacks."""
-
-        def is_chosen(identity: str) -> bool:
-            return zlib.crc32(identity.encode()) % HELD_OUT_EVERY == number
-
-        name, others = self.names[self.parts[0]], dict[int, str]()
-        for index, raw in enumerate(self.tables[name]):
-            identity = _identity(self._row(name, index, raw))
+    def _only_row(self, split: str) -> str | None:
+        """The row to hold out if the hash chooses none, by its identity; empty if too few would be left."""
+        others = dict[int, str]()
+        for identity in self._each_identity(self.parts[0]):
             if identity and not self._holder(identity):
-                if is_chosen(identity):
-                    return is_chosen
+                if _is_chosen(identity, split):
+                    return None
                 others[zlib.crc32(identity.encode())] = identity
         # At least one, and one is left
-        chosen = {others[min(others)]} if len(others) > len(HELD_OUT) - number else set[str]()
-        return chosen.__contains__
+        return others[min(others)] if len(others) > len(HELD_OUT) - HELD_OUT.index(split) else ""
 
     def _no_rows(self, split: str) -> ConfigurationError:
         names = [name for name in (*self.names, *self.carved) if next(self.walk(name), None) is not None]
@@ -224,14 +221,19 @@ def _identity(row: Row) -> str:
     return hashlib.sha256((row.text or str(row.answers[0])).encode()).hexdigest()
 
 
-def _no_split(source: Source, split: str, found: Iterable[str], different: int = 0) -> ConfigurationError:
+def _is_chosen(identity: str, split: str) -> bool:
+    """Whether a hash holds a row out for a split."""
+    return zlib.crc32(identity.encode()) % HELD_OUT_EVERY == HELD_OUT.index(split)
+
+
+def _no_split(source: Source, split: str, splits: Iterable[str], different: int = 0) -> ConfigurationError:
     path, hint = Path(source.name).expanduser(), ""
     if path.is_dir():
         hint = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
         hint += ", and rows that are also in a held-out split are left out of the others"
     elif path.is_file():
         hint = f"; one in {HELD_OUT_EVERY} of its different prompts or texts ({different}) is held out for it"
-    names = ", ".join(sorted(found)) or "none"
+    names = ", ".join(sorted(splits)) or "none"
     return _error(source, f"has no {split} split with rows; its splits: {names}{hint}")
 
 

@@ -5,17 +5,16 @@ and columns that nothing reads, are said.
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from lit_klrb.data.answers import alike, split_chats, split_texts, without_repeats
 from lit_klrb.data.chat import (
-    ASSISTANT,
     JOINT,
     MARKS,
-    USER,
+    Content,
     Conversation,
     LeftOutError,
     is_left_alone,
@@ -47,15 +46,13 @@ from lit_klrb.data.columns import (
     lacking,
     renamed,
 )
-from lit_klrb.data.rows import RawRow
+from lit_klrb.data.rows import RawRow, clean_text
 
 LABELS: dict[Any, int | None] = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 TEXT_LABELS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "false": 0, "true": 1}
 TEXT_LABELS |= {"negative": 0, "positive": 1, "neg": 0, "pos": 1}
 NOTHING: tuple[Any, ...] = (None, "", [], {})
-LAST = "\n\nAssistant:"  # where the answer of a dialogue in one text begins
 
-Content = str | Conversation
 log = logging.getLogger(__name__)
 
 
@@ -103,10 +100,9 @@ def parse_row(row: RawRow, want: Want, origin: str = "", columns: Columns | None
     """
     try:
         return _Reading(row, want, origin, columns).parsed()
-    except RecursionError:
-        return Row("", origin=origin, problem="nested too deeply")
-    except LeftOutError as problem:
-        return Row("", origin=origin, problem=str(problem))
+    except (RecursionError, LeftOutError) as error:
+        problem = str(error) if isinstance(error, LeftOutError) else "nested too deeply"
+        return Row("", origin=origin, problem=problem)
 
 
 def parse_rows(source: str, rows: Iterable[RawRow], want: Want) -> list[Row]:
@@ -156,28 +152,29 @@ class _Reading:
     def parsed(self) -> Row:
         """The row, in the first form of its stage that has values."""
         form = self.form()
-        prompt: Any = None
-        answers: list[Any] = []
-        if form == PAIR:
-            prompt, *answers = self.pair()
-        elif form in TALKS:
-            answers = [self.content(form[0])]
-        elif form == PLAIN:
-            answers = [self.plain()]
-        else:
-            prompt, *answers = self.answered(*form)
+        prompt, answers = self.contents(form)
         if self.want == "prompts" and form != PLAIN:
             prompt, answers = answers[0].before_answer() if form in TALKS else prompt, []
         elif self.want == "texts":
             self.check_trained(form)
         label = self.label() if self.want == "labels" else None
-        content, system = self.with_system(answers[0] if prompt is None else prompt, form)
-        prompt, answers = (None, [content, *answers[1:]]) if prompt is None else (content, answers)
+        # The system message is before the prompt, or before a whole conversation
+        first, system = self.with_system(answers[0] if prompt is None else prompt, form)
+        prompt, answers = (None, [first, *answers[1:]]) if prompt is None else (first, answers)
         kept = self.row if self.want == "prompts" else {}
         columns = {name: kept[name] for name in kept if name != PROMPT and (name,) != form}
         names = [name for name in (UNHEARD if self.want == "prompts" else self.row) if name not in self.used]
         unread = tuple(name for name in names if name and self.row.get(name) not in NOTHING)
         return Row(prompt, tuple(answers), label, columns, self.origin, "", system, tuple(self.notes), unread)
+
+    def contents(self, form: Form) -> tuple[Any, list[Any]]:
+        """The prompt, None for whole texts and conversations, and the answers."""
+        if form in TALKS:
+            return None, [self.content(form[0])]
+        if form == PLAIN:
+            return None, [self.plain()]
+        prompt, *answers = self.pair() if form == PAIR else self.answered(*form)
+        return prompt, answers
 
     def form(self) -> Form:
         """The columns that are read."""
@@ -225,38 +222,13 @@ class _Reading:
 
     def answered(self, asked: str, *others: str) -> list[Any]:
         """A prompt and its answer, if the form has one."""
-        contents = self.alike(self.question(asked), *map(self.content, others))
+        question, answers = self.question(asked), [*map(self.content, others)]
+        contents: list[Any] = alike(question, answers, self.origin, self.note)
         if asked in ANSWERED:
             *names, last = [asked, *(name for name in BESIDE if name in self.used), *others]
             what = "prompt and completion" if others else "the prompt"
             self.note(f"{', '.join(names)} and {last} are {what}" if names else f"{last} is {what}")
-        return self.without_repeats(*contents)
-
-    def alike(self, prompt: Any, *answers: Any) -> list[Any]:
-        """Contents of one form: texts beside conversations become messages."""
-        contents = [prompt, *answers]
-        if len({isinstance(content, str) for content in contents if content is not None}) < 2:
-            return contents
-        self.note("texts beside messages are messages")
-        roles = [USER, *(ASSISTANT for _ in answers)]
-        pairs = zip(contents, roles, strict=True)
-        return [Conversation.of(c, role, self.origin) if isinstance(c, str) else c for c, role in pairs]
-
-    def without_repeats(self, prompt: Content, *answers: Content) -> list[Content]:
-        """A prompt, and answers without it, if all begin with it; of one word this may be chance."""
-        line = "answers that begin with the prompt are read without it"
-        if isinstance(prompt, str):
-            texts = [str(answer) for answer in answers]
-            for start in (prompt, prompt.rstrip()):
-                if len(start.split()) > 1 and texts and all(text.startswith(start) for text in texts):
-                    self.note(line)
-                    return [start, *(text[len(start) :] for text in texts)]
-            return [prompt, *answers]
-        chats, count = [a for a in answers if isinstance(a, Conversation)], len(prompt.messages)
-        if chats and all(len(c.messages) > count and c.messages[:count] == prompt.messages for c in chats):
-            self.note(line)
-            return [prompt, *(replace(chat, messages=chat.messages[count:]) for chat in chats)]
-        return [prompt, *answers]
+        return without_repeats(contents[0], contents[1:], self.note)
 
     def pair(self) -> list[Any]:
         """The prompt, empty without one, the chosen and the rejected answer."""
@@ -266,27 +238,18 @@ class _Reading:
         self.used.add(PROMPT)  # a text beside whole conversations is a part of them
         if asked and not (whole and (asked != PROMPT or isinstance(self.row[PROMPT], str))):
             prompt = self.question(asked)
-            self.notes |= {} if asked == PROMPT else {f"{asked} is the prompt": None}
+            if asked != PROMPT:
+                self.note(f"{asked} is the prompt")
         elif talk and not whole:
             chat: Any = self.content(talk)
             prompt = chat.before_answer()
-        contents = self.alike(prompt, *answers)
+        contents: list[Any] = alike(prompt, answers, self.origin, self.note)
         if isinstance(contents[1], Conversation):
-            return shared(*contents)
-        return self.beginning(*contents[1:]) if prompt is None else self.without_repeats(*contents)
-
-    def beginning(self, one: str, other: str) -> list[Content]:
-        """Two texts without the prompt with which they begin."""
-        differ = (n for n, both in enumerate(zip(one, other, strict=False)) if len({*both}) > 1)
-        common = one[: next(differ, len(other))]
-        if LAST in common:
-            length, what = common.rfind(LAST) + len(LAST), f"what both have up to the last {LAST.strip()!r}"
-        else:  # the space belongs to the answer; whole texts of a reward model need no prompt
-            length, what = max(0, *map(common.rfind, " \n")), "the words with which both begin"
-            length *= self.want != "preferences"
-        if length:
-            self.note(f"the prompt of a pair is {what}")
-        return [one[:length], one[length:], other[length:]]
+            return split_chats(*contents)
+        if prompt is None:
+            _, chosen, rejected = contents
+            return split_texts(chosen, rejected, self.note, self.want == "preferences")
+        return without_repeats(contents[0], contents[1:], self.note)
 
     def with_system(self, content: Content, form: Form) -> tuple[Content, str | None]:
         """A conversation after the row's system message, or a text and that message."""
@@ -325,36 +288,3 @@ class _Reading:
         if not isinstance(label, (int, float, type(None))) or label not in LABELS:
             raise LeftOutError(f"the label {shown(label)}; allowed: 1, 0, and -1 for unknown")
         return LABELS[label]
-
-
-def shared(prompt: Conversation | None, *chats: Conversation) -> list[Content]:
-    """The messages before the answers of two conversations, and the answers."""
-    for name, chat in zip(PAIR, chats, strict=True):
-        if (role := chat.messages[-1]["role"]) != ASSISTANT:
-            raise LeftOutError(f"{name} ends with the role {role}, not with the assistant's answer")
-    earlier = [chat.messages[:-1] for chat in chats]
-    answers = [replace(chat, messages=chat.messages[-1:]) for chat in chats]
-    if prompt is not None and all(part in ((), prompt.messages) for part in earlier):
-        return [prompt, *answers]
-    if prompt is not None and any(part and part[0]["role"] == ASSISTANT for part in earlier):
-        raise LeftOutError("several messages after the prompt")
-    if prompt is not None or earlier[0] != earlier[1]:
-        raise LeftOutError("conversations that differ before the answer")
-    if not earlier[0]:
-        raise LeftOutError("no message before the assistant's")
-    return [replace(chats[0], messages=earlier[0]), *answers]
-
-
-def clean_text(text: str) -> str:
-    r"""Repair artifacts of web crawling in a text.
-
-    C1 control characters, which are cp1252 punctuation decoded as latin-1, are replaced by that punctuation;
-    the five that cp1252 does not define are removed. `<br />` tags and the spaces around them become
-    newlines, except at the start and the end of the text, where they are removed.
-
-    Example:
-        >>> clean_text("A film\x85 <br /><br />It\x92s good.")
-        'A film…\n\nIt’s good.'
-    """
-    repaired = re.sub(r"[\x80-\x9f]", lambda c1: c1[0].encode("latin-1").decode("cp1252", "ignore"), text)
-    return "\n".join(line.strip(" ") for line in repaired.split("<br />")).strip()

@@ -126,9 +126,9 @@ def context_length(model: Any) -> int | None:
     return getattr(getattr(model, "config", None), "max_position_embeddings", None)
 
 
-def check_context_length(model: Any, length: int, name: str, *, key: str, given: str = "") -> None:
+def check_context_length(model: Any, length: int, name: str, *, key: str, sequence: str = "") -> None:
     """Check that a model can read a sequence."""
     limit = context_length(model)
     if limit is not None and length > limit:
-        given = given or f"a sequence of {length} tokens"
-        raise ConfigurationError(f"{given} exceeds {name}'s context length, {limit}", key=key)
+        sequence = sequence or f"a sequence of {length} tokens"
+        raise ConfigurationError(f"{sequence} exceeds {name}'s context length, {limit}", key=key)

@@ -1,22 +1,23 @@
 """LightningDataModules: texts as language-model batches, prompts, and preferences as pairs."""
 
-from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
 
 import torch
 
-from lit_klrb.data.base import LEAST, CorpusDataModule, GivenAnswers, WholeTexts, log
+from lit_klrb.data.abstract import GivenAnswers, Prompts, WholeTexts
+from lit_klrb.data.base import LEAST, log
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import Conversation, LeftOutError, is_left_alone
 from lit_klrb.data.corpora import GRAMMAR, Source, held_out_prompts
-from lit_klrb.data.encode import Encoded, Reader, end_tokens
+from lit_klrb.data.encode import Encoded
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row
-from lit_klrb.data.lengths import Selection, check_context_length, context_length
-from lit_klrb.data.prompts import PreferencePair, Prompt, PromptReader, collate_pairs, prompt_batch
-from lit_klrb.errors import ConfigurationError, check_at_least
+from lit_klrb.data.lengths import Selection
+from lit_klrb.data.prompts import PreferencePair, Prompt, collate_pairs
+from lit_klrb.data.reader import Reader
+from lit_klrb.errors import ConfigurationError
 
 
 @final
@@ -125,96 +126,6 @@ class TextPairDataModule(WholeTexts):
         """Right-padded `tokens` and `attention_mask`, [2B, N]: all chosen texts, then all rejected ones."""
         chosen, rejected = zip(*examples, strict=True)
         return pad([*chosen, *rejected], self.learner.tokenizer.pad_token_id, side="right")
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class Prompts(CorpusDataModule, ABC):
-    """Prompts: the first few tokens of texts, or given prompts as they are.
-
-    Args:
-        source: "grammar" for the embedded world, a hub id, a folder or a file with the column prompt (texts
-            or conversations, used as they are), messages (conversations, without the last answer), text, of
-            which the beginnings are used, or preferences, of which the prompts are.
-        batch_size: Prompts per training batch; the module sets the number of completions of each.
-        eval_size: Number of prompts of the common evaluation, the same for every run.
-        eval_batch_size: Prompts per evaluation batch; the sampled completions depend on it.
-        min_prompt_tokens: Minimum length of the beginning of a text.
-        max_prompt_tokens: Maximum length of a beginning; each one's length is drawn from this range.
-        system_prompt: A system message for conversations without one; texts in the column prompt become the
-            user's message.
-        teacher_system_prompt: The system message that the teacher, or the reference, reads in place of that
-            of the policy; texts in the column prompt become the user's message for both. In the column
-            teacher_prompt each row may have what it reads instead of the prompt, a text or a conversation.
-        teacher_examples: Pairs of a question and an answer, which the teacher reads as earlier messages of
-            the conversation.
-        teacher_chat_template_kwargs: Settings of the chat template for the teacher; by default the policy's.
-    """
-
-    want = "prompts"
-
-    batch_size: int = 32
-    generated_size: int = 5_000
-    eval_size: int = 256
-    eval_batch_size: int = 64
-    min_prompt_tokens: int = 2
-    max_prompt_tokens: int = 8
-    teacher_system_prompt: str | None = None
-    teacher_examples: tuple[tuple[str, str], ...] = ()
-    teacher_chat_template_kwargs: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, min_prompt_tokens=self.min_prompt_tokens)
-        check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
-
-    def prompts(self, split: str) -> list[Prompt]:
-        """The prompts, which depend on the source, the system prompt and the tokenizer.
-
-        Given ones that leave no room for a completion in the context of policy or reference are left out.
-        """
-        learner, rows = self.learner, self.rows[split]
-        reader = PromptReader(
-            rows,
-            learner.tokenizer,
-            min_tokens=self.min_prompt_tokens,
-            max_tokens=self.max_prompt_tokens,
-            system_prompt=self.system_prompt,
-            teacher_system_prompt=self.teacher_system_prompt,
-            teacher_examples=self.teacher_examples,
-            template=self.chat_template_kwargs,
-            teacher_template=self.teacher_chat_template_kwargs,
-            ends=end_tokens(learner.tokenizer, learner.trained),
-            say=self.say_of_template,
-        )
-        new = getattr(learner, "max_new_tokens", 1)
-        own = context_length(learner.trained)
-        theirs = context_length(getattr(learner, "reference", None) or learner.trained)
-
-        def make(index: int, row: Row) -> Prompt:
-            prompt = reader.read(index, row)
-            selection = self.selections[split]
-            for ids, selection.limit, selection.name in (
-                (prompt.teacher, theirs, "the reference's context length"),
-                (prompt.tokens if prompt.is_given else None, own, "the policy's context length"),
-            ):
-                if ids is not None:
-                    selection.within(Encoded(ids, []), new)
-            return prompt
-
-        prompts = self.read(split, rows, make)
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-        given = {"key": "max_new_tokens", "given": f"{new} after a prompt of {longest} tokens"}
-        check_context_length(learner.trained, longest + new, "the policy", **given)
-        return prompts
-
-    def visible(self, example: Any) -> str:
-        """See the base class; after the bar, what the teacher reads."""
-        shown: str = self.show(example.tokens, *([] if example.teacher is None else [example.teacher]), [])
-        return shown.rstrip(" ")
-
-    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
-        """See `prompt_batch`."""
-        return prompt_batch(examples, self.learner.tokenizer.pad_token_id)
 
 
 @final

@@ -2,21 +2,22 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import USER, Conversation, LeftOutError, check_settings, is_messages
+from lit_klrb.data.chat import USER, Content, Conversation, LeftOutError, check_settings, is_messages
 from lit_klrb.data.columns import PROMPT, TEACHER_PROMPT
-from lit_klrb.data.encode import Encoded, Reader, beginning, encode, not_empty
+from lit_klrb.data.encode import Encoded, beginning, encode, not_empty
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Content, Row
+from lit_klrb.data.kinds import Row
 from lit_klrb.data.lengths import Selection
+from lit_klrb.data.reader import Reader
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
@@ -32,6 +33,7 @@ class Prompt(NamedTuple):
     teacher: list[int] | None = None
 
 
+@dataclass
 class PromptReader:
     """Makes prompts of rows, for the student and the teacher; see `Prompts` for the settings.
 
@@ -39,96 +41,92 @@ class PromptReader:
         ConfigurationError: If there is a system prompt or a teacher's prompt for the beginnings of texts.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        tokenizer: PreTrainedTokenizerBase,
-        min_tokens: int,
-        max_tokens: int,
-        system_prompt: str | None = None,
-        teacher_system_prompt: str | None = None,
-        teacher_examples: Sequence[tuple[str, str]] = (),
-        key: str = "source",
-        template: Mapping[str, Any] | None = None,
-        teacher_template: Mapping[str, Any] | None = None,
-        ends: Sequence[int] = (),
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self.key, self.lengths, self.examples = key, (min_tokens, max_tokens), teacher_examples
-        self.student = Reader(key, tokenizer, ends, system_prompt, template, say)
-        check_settings(tokenizer, teacher_template or {}, "teacher_chat_template_kwargs")
+    rows: InitVar[Sequence[Row]]
+    student: Reader
+    min_tokens: int
+    max_tokens: int
+    teacher_system_prompt: str | None = None
+    teacher_examples: Sequence[tuple[str, str]] = ()
+    teacher_template: Mapping[str, Any] | None = None  # by default the student's
+
+    def __post_init__(self, rows: Sequence[Row]) -> None:
+        student, own, system = self.student, self.teacher_template, self.student.system_prompt
+        check_settings(student.tokenizer, own or {}, "teacher_chat_template_kwargs")
         # Its system message is put before the examples here
-        other = template if teacher_template is None else teacher_template
-        self.teacher = Reader(key, tokenizer, ends, None, other)
-        self.teacher.refuse_controls("teacher_system_prompt", teacher_system_prompt or "")
-        self.teacher.refuse_controls("teacher_examples", *chain(*teacher_examples))
-        self.instead = teacher_system_prompt is not None
-        self.teacher_system = teacher_system_prompt if self.instead else system_prompt
-        given = [row.columns.get(TEACHER_PROMPT) for row in rows]
-        in_column = any(prompt is not None for prompt in given)
-        self.is_another = bool(
-            self.instead or teacher_examples or self.teacher.template != self.student.template
-        )
-        self.has_teacher = self.is_another or in_column
+        template = student.template if own is None else own
+        self.teacher = Reader(student.key, student.tokenizer, student.ends, template=template)
+        self.teacher.refuse_controls("teacher_system_prompt", self.teacher_system_prompt or "")
+        self.teacher.refuse_controls("teacher_examples", *chain(*self.teacher_examples))
+        self.replaces_system = self.teacher_system_prompt is not None
+        self.teacher_system = self.teacher_system_prompt if self.replaces_system else system
+        differs = template != student.template
+        self.is_another = self.replaces_system or bool(self.teacher_examples) or differs
+        in_rows = [row.columns[TEACHER_PROMPT] for row in rows if row.columns.get(TEACHER_PROMPT) is not None]
+        self.has_teacher = self.is_another or bool(in_rows)
         settings = {
-            "system_prompt": system_prompt,
-            "teacher_system_prompt": teacher_system_prompt,
-            "teacher_examples": teacher_examples or None,
-            key: next(filter(is_messages, given), None),
+            "system_prompt": system,
+            "teacher_system_prompt": self.teacher_system_prompt,
+            "teacher_examples": self.teacher_examples or None,
+            student.key: next(filter(is_messages, in_rows), None),
         }
         # The first that makes conversations of texts
         asked = next((name for name, value in settings.items() if value is not None), None)
         self.as_chats = asked is not None
-        if (self.as_chats or in_column) and any(row.prompt is None for row in rows):
+        if (self.as_chats or in_rows) and any(row.prompt is None for row in rows):
             column = "" if self.as_chats else f"the column {TEACHER_PROMPT} "
             needs = f"{column}needs conversations or texts in the column prompt"
-            raise ConfigurationError(f"{needs}; the prompts are the beginnings of texts", key=asked or key)
+            problem = f"{needs}; the prompts are the beginnings of texts"
+            raise ConfigurationError(problem, key=asked or student.key)
 
     def read(self, index: int, row: Row) -> Prompt:
         """The prompt of a row."""
         if row.prompt is None:
             ids = encode("", not_empty(str(row.answers[0])), self.student.tokenizer).ids
-            length = random.Random(derive_seed(0, "prompt length", index)).randint(*self.lengths)
+            draw = random.Random(derive_seed(0, "prompt length", index))
+            length = draw.randint(self.min_tokens, self.max_tokens)
             return Prompt(not_empty(ids[: len(beginning(self.student.tokenizer)) + length]), row.columns)
-        own, columns, student = not_empty(row.prompt), row.columns, self.student
-        if isinstance(own, str) and (self.as_chats or not student.are_texts(own, system=row.system)):
-            own = Conversation.of(own, USER, f"the prompt of {row.origin}").with_system(row.system or None)
-        if isinstance(own, Conversation):
-            columns = {**columns, PROMPT: list(own.with_system(student.system).messages)}
-        ids = not_empty(student.prompt(own))
-        other = self._teachers(row, own)
-        teacher = None if not self.has_teacher else ids if other is None else self.teacher.prompt(other)
-        return Prompt(ids, columns, True, teacher)
+        content, columns, student = not_empty(row.prompt), row.columns, self.student
+        if isinstance(content, str) and (self.as_chats or not student.are_texts(content, system=row.system)):
+            chat = Conversation.of(content, USER, f"the prompt of {row.origin}")
+            content = chat.with_system(row.system or None)
+        if isinstance(content, Conversation):
+            columns = {**columns, PROMPT: list(content.with_system(student.system_prompt).messages)}
+        ids = not_empty(student.prompt(content))
+        other = self._teachers(row, content) if self.has_teacher else None
+        teacher = ids if other is None else self.teacher.prompt(other)
+        return Prompt(ids, columns, True, teacher if self.has_teacher else None)
 
-    def _teachers(self, row: Row, own: Content) -> Content | None:
+    def _teachers(self, row: Row, content: Content) -> Content | None:
         """What the teacher reads; None for the same as the student."""
-        given = row.columns.get(TEACHER_PROMPT)
-        if given is None:
-            if isinstance(own, str) or not self.is_another:
+        prompt = row.columns.get(TEACHER_PROMPT)
+        if prompt is None:
+            if isinstance(content, str) or not self.is_another:
                 return None
-            return own.with_system(self.teacher_system, instead=self.instead).with_examples(self.examples)
-        if isinstance(given, str):
-            if isinstance(own, str):
-                return not_empty(given)
-            given = [{"role": USER, "content": not_empty(given)}]
-        conversation = Conversation.read(f"the {TEACHER_PROMPT} of {row.origin}", given)
-        return conversation.with_system(self.teacher_system).with_examples(self.examples)
+            chat = content.with_system(self.teacher_system, instead=self.replaces_system)
+            return chat.with_examples(self.teacher_examples)
+        if isinstance(prompt, str):
+            if isinstance(content, str):
+                return not_empty(prompt)
+            prompt = [{"role": USER, "content": not_empty(prompt)}]
+        chat = Conversation.read(f"the {TEACHER_PROMPT} of {row.origin}", prompt)
+        return chat.with_system(self.teacher_system).with_examples(self.teacher_examples)
 
 
 def read_prompts(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *args: Any, **settings: Any
+    rows: Sequence[Row], reader: Reader, min_tokens: int, max_tokens: int, **teacher: Any
 ) -> list[Prompt]:
     """Prompts of all rows, see `PromptReader`; what is left out is counted, see `Selection`.
 
     Example:
         >>> from lit_klrb.data.tokenizer import grammar_tokenizer
         >>> row = Row(None, ("What a marvelous thriller! The acting was superb. Do not miss it!",))
-        >>> prompts = read_prompts([row] * 3, grammar_tokenizer(), min_tokens=2, max_tokens=8)
+        >>> reader = Reader("source", grammar_tokenizer(), ends=())
+        >>> prompts = read_prompts([row] * 3, reader, min_tokens=2, max_tokens=8)
         >>> [len(prompt.tokens) for prompt in prompts]
         [5, 3, 4]
     """
-    reader = PromptReader(rows, tokenizer, *args, **settings)
-    return Selection(reader.key, "prompts", "given").read(rows, reader.read)
+    prompts = PromptReader(rows, reader, min_tokens, max_tokens, **teacher)
+    return Selection(reader.key, "prompts", "given").read(rows, prompts.read)
 
 
 def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:

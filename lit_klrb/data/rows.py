@@ -243,3 +243,18 @@ def _opened(file: Path, **settings: Any) -> TextIO:
     opened: Any = gzip.open if file.name.endswith(".gz") else open
     text: TextIO = opened(file, "rt", encoding="utf-8-sig", **settings)
     return text
+
+
+def clean_text(text: str) -> str:
+    r"""Repair artifacts of web crawling in a text.
+
+    C1 control characters, which are cp1252 punctuation decoded as latin-1, are replaced by that punctuation;
+    the five that cp1252 does not define are removed. `<br />` tags and the spaces around them become
+    newlines, except at the start and the end of the text, where they are removed.
+
+    Example:
+        >>> clean_text("A film\x85 <br /><br />It\x92s good.")
+        'A film…\n\nIt’s good.'
+    """
+    repaired = re.sub(r"[\x80-\x9f]", lambda c1: c1[0].encode("latin-1").decode("cp1252", "ignore"), text)
+    return "\n".join(line.strip(" ") for line in repaired.split("<br />")).strip()

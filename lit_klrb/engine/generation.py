@@ -98,7 +98,7 @@ def generate_completions(
     """
     new, count = sampling.max_new_tokens, sampling.completions_per_prompt
     request = f"{new} after a prompt of {prompts.shape[1]} tokens"
-    check_context_length(policy, prompts.shape[1] + new, "the policy", key="max_new_tokens", given=request)
+    check_context_length(policy, prompts.shape[1] + new, "the policy", key="max_new_tokens", sequence=request)
     shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     uniforms = uniforms[rows_before:].to(prompts.device)

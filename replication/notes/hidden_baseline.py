@@ -24,6 +24,7 @@ from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.kinds import Row
 from lit_klrb.data.prompts import prompt_batch, read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.estimators import MonteCarlo, MonteCarloRewardToGo, RaoBlackwell
 from lit_klrb.estimators.composed import on_policy_credit
 from lit_klrb.functional import TokenStats, leave_one_out_baseline, tiled_token_stats, token_stats
@@ -271,7 +272,7 @@ def built(config: Mapping[str, Any], policy: str) -> tuple[RLOOModule, list[Batc
         if len(rows) < ENOUGH:
             rows += load_rows(Source(source, "prompts"), split, size=data.get("train_size", 0))
     lengths = data.get("min_prompt_tokens", 2), data.get("max_prompt_tokens", 8)
-    prompts = read_prompts(rows, module.tokenizer, *lengths)
+    prompts = read_prompts(rows, Reader("source", module.tokenizer, ()), *lengths)
     order = np.random.default_rng(derive_seed(0, "hidden_baseline", "prompts")).permutation(len(prompts))
     pad: Any = module.tokenizer.pad_token_id
     return module, [prompt_batch([prompts[index]], pad) for index in order]

@@ -17,6 +17,7 @@ from lit_klrb import schema
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.prompts import prompt_batch, read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.engine.generation import Sampling
 from lit_klrb.errors import ConfigurationError, check_at_least
@@ -149,7 +150,8 @@ class CheckpointPair(ModelPair):
         if len(rows) < number * size:
             has = f"the {self.split} split of {self.source} has {len(rows)} rows"
             raise ConfigurationError(f"{has}, {number * size} needed", key="source")
-        prompts = read_prompts(rows, pair.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
+        reader = Reader("source", pair.tokenizer, ())
+        prompts = read_prompts(rows, reader, self.min_prompt_tokens, self.max_prompt_tokens)
         parts = (prompts[first : first + size] for first in range(0, number * size, size))
         padding, device = pair.tokenizer.pad_token_id, pair.policy.device
         return [move_data_to_device(prompt_batch(part, padding), device) for part in parts]

@@ -8,10 +8,11 @@ from written import write_rows
 
 from lit_klrb.data.chat import Conversation, LeftOutError, as_messages
 from lit_klrb.data.corpora import Source, load_rows
-from lit_klrb.data.encode import Reader, not_empty
+from lit_klrb.data.encode import not_empty
 from lit_klrb.data.kinds import PROMPT, parse_rows
 from lit_klrb.data.lengths import Selection
 from lit_klrb.data.prompts import PreferencePair, read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
 
@@ -39,7 +40,8 @@ def prompt_of(folder, tokenizer, row, **settings):
     for split in ("validation", "test"):
         write(folder / f"{split}.jsonl", [{PROMPT: f"other {split}"}])
     (row,) = load_rows(Source(source.rpartition("/")[0], "prompts"))
-    (prompt,) = read_prompts([row], tokenizer, 2, 3, **settings)
+    own = {name: settings.pop(name) for name in ("system_prompt", "template") if name in settings}
+    (prompt,) = read_prompts([row], Reader("source", tokenizer, (), **own), 2, 3, **settings)
     return prompt
 
 

@@ -11,9 +11,9 @@ import pytest
 from lit_klrb.data import corpora
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.kinds import Row, clean_text, parse_rows
+from lit_klrb.data.kinds import Row, parse_rows
 from lit_klrb.data.modules import LabelledTextDataModule, TextDataModule
-from lit_klrb.data.rows import open_splits
+from lit_klrb.data.rows import clean_text, open_splits
 from lit_klrb.errors import ConfigurationError
 
 ROWS = [{"text": review.text, "label": review.label} for review in ReviewGrammar().reviews(400, seed=1)]

@@ -12,10 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from lit_klrb.comparison.measure import encode_prompts, encode_windows
 from lit_klrb.data.chat import Conversation, LeftOutError
-from lit_klrb.data.encode import Reader, classifier_ids, encode, end_tokens
+from lit_klrb.data.encode import classifier_ids, encode, end_tokens
 from lit_klrb.data.kinds import Row
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, TextDataModule
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.data.reader import Reader
 
 # The end of a turn is another token than the end of a text, as in Gemma's and Llama 3's
 TURNS = (
@@ -159,7 +160,7 @@ def test_a_text_that_begins_with_a_bos_gets_no_second_one(tokenizer):
         assert encode(text, None, tokenizer).ids == expected
         assert classifier_ids(text, tokenizer) == expected, "reward models, too"
     rows = [Row(None, ("<bos>Good film",))] * 9
-    lengths = [len(prompt.tokens) for prompt in read_prompts(rows, tokenizer, 2, 4)]
+    lengths = [len(prompt.tokens) for prompt in read_prompts(rows, Reader("key", tokenizer, ()), 2, 4)]
     assert {3, 5} <= set(lengths) <= {3, 4, 5}
 
 

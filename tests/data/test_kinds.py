@@ -4,10 +4,11 @@ import pytest
 from chat_tokenizer import TEMPLATE, chat_of, chat_tokenizer, message, reader_of
 
 from lit_klrb.data.chat import Conversation, LeftOutError
-from lit_klrb.data.encode import Reader, decoded
+from lit_klrb.data.encode import decoded
 from lit_klrb.data.kinds import Row, parse_row
 from lit_klrb.data.lengths import Selection
 from lit_klrb.data.modules import TextDataModule
+from lit_klrb.data.reader import Reader
 from lit_klrb.errors import ConfigurationError
 
 ASK, NO, YES = message("user", "Is 7 even?"), message("assistant", "No."), message("assistant", "Yes.")

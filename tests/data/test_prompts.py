@@ -7,6 +7,7 @@ import pytest
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.data.reader import Reader
 from lit_klrb.data.tokenizer import grammar_tokenizer
 
 
@@ -21,7 +22,7 @@ def reviews():
 
 
 def starts_of(rows, tokenizer, least, most):
-    return [prompt.tokens for prompt in read_prompts(rows, tokenizer, least, most)]
+    return [prompt.tokens for prompt in read_prompts(rows, Reader("key", tokenizer, ()), least, most)]
 
 
 def test_prompts_are_the_first_tokens_of_their_reviews(reviews, tokenizer):
