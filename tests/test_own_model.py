@@ -27,7 +27,10 @@ SHORT = [
     *("--trainer.max_steps", "2", "--trainer.val_check_interval", "2"),
     *("--trainer.enable_progress_bar", "false"),
 ]
-SMALLER = {"--model.max_new_tokens": "4", "--model.policy_layers": "[0, 2]"}
+SMALLER = {
+    "my_model.yaml": ["--model.max_new_tokens", "4"],
+    "--model.policy_layers": ["--model.policy_layers", "[0, 2]"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,8 @@ def place(tmp_path_factory):
         for column in names.keys() & example.keys():
             rows = [json.dumps(example).replace("bridge", f"bridge {number}") for number in range(24)]
             (root / names[column]).write_text("\n".join(rows))
-    code = re.search(r"# (my_rewards\.py)\n.*?(?=```)", PAGE, re.DOTALL)
-    (root / code[1]).write_text(code[0])
+    for file in re.finditer(r"# (my_\w+\.(?:py|yaml))\n.*?(?=```)", PAGE, re.DOTALL):
+        (root / file[1]).write_text(file[0])
     return root
 
 
@@ -58,7 +61,7 @@ def test_the_commands_run_in_this_order(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     for command in COMMANDS:
-        short = [word for key, value in SMALLER.items() if key in command for word in (key, value)]
+        short = [word for key, words in SMALLER.items() if key in command for word in words]
         given = [*command, *short, *(SHORT * (command[0] == "fit"))]
         assert main(given) == 0, (command, capsys.readouterr().err)
     sys.modules.pop("my_rewards")

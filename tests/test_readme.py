@@ -97,5 +97,7 @@ def test_the_readme_says_what_it_is_then_how_to_install_and_try_it_and_has_a_pic
     assert "%" not in text[: text.index("## Install")]
 
 
-def test_the_readme_is_a_page_and_not_a_book():
+def test_the_readme_is_a_page_and_not_a_book_and_its_code_is_not_cut():
     assert len(TEXTS["README.md"].splitlines()) <= 90
+    code = re.findall(r"```(?:sh|python)\n(.*?)```", TEXTS["README.md"], re.DOTALL)
+    assert [line for line in "\n".join(code).splitlines() if len(line) > 76] == []
