@@ -1,7 +1,9 @@
 """What commands print: tables of untrusted text, what is being loaded, and notes."""
 
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +68,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         column.justify = "right" if all(map(_NUMBER.fullmatch, texts[1:])) else "left"
         column.width = width if sum(widths) <= space else None
     console.print(table)
+
+
+def print_lines(*lines: str) -> None:
+    """Print sentences: on a terminal wrapped at words, with further lines indented; to a pipe as they are."""
+    width = shutil.get_terminal_size().columns
+    for line in "\n".join(lines).split("\n"):
+        if sys.stdout.isatty() and len(line) > width:
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            line = textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
+        print(line)
 
 
 def say_once(line: str) -> None:

@@ -85,6 +85,11 @@ def test_the_options_of_fit_are_what_it_takes(capsys):
     assert wrong == {}
 
 
+def test_the_line_for_shells_completes_every_command():
+    line = re.search(r'^complete .* -W "([^"]+)" lit-klrb$', TEXTS["docs/commands.md"], re.MULTILINE)
+    assert line[1].replace("\\\n", "").split() == [*OURS, *SWEEPS]
+
+
 def test_links_lead_somewhere():
     assert len(LINKS) > 50
     assert [(page, link) for page, link in LINKS if not ((ROOT / page).parent / link).exists()] == []

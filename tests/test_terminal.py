@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lit_klrb.cli.main import main
-from lit_klrb.terminal import print_table
+from lit_klrb.terminal import print_lines, print_table
 
 NAMES = ("RaoBlackwellControlVariate", "MonteCarlo")
 ROWS = [(name, "0.25", "-1", "a sentence of some words") for name in NAMES]
@@ -23,6 +23,16 @@ def test_a_table_wraps_at_spaces_and_keeps_words_whole(capsys, monkeypatch, widt
     assert len(ends) == 2
     assert len({*ends}) == 1
     assert (len(lines) == 4) == (width == 80)
+
+
+def test_sentences_wrap_at_words_on_a_terminal_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "  cosines down to 0.999 at 0.01, 0.694 at 0.3 nats\nshort"
+    print_lines(text)
+    assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_lines(text)
+    assert capsys.readouterr().out == "  cosines down to 0.999 at\n    0.01, 0.694 at 0.3 nats\nshort\n"
 
 
 def test_a_pipe_gets_one_line_per_row_whatever_a_cell_holds(capsys):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from lit_klrb import __version__, schema
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line, printable
 from lit_klrb.stops import Stopped, Stops
-from lit_klrb.terminal import print_table, say_loading
+from lit_klrb.terminal import print_lines, print_table, say_loading
 
 if TYPE_CHECKING:
     from analysis.report.verify import Verification
@@ -43,7 +43,8 @@ def report_command(arguments: argparse.Namespace) -> int:
     if arguments.table is not None:
         write_table(assessment, arguments.table)
     page = write(assessment, arguments.output, added_sections())
-    print(printable(sentence_of(assessment)), page, sep="\n")
+    print_lines(printable(sentence_of(assessment)))
+    print(page)
     for line in warnings(assessment.sweep):
         print(f"warning: {line}", file=sys.stderr)
     return 0

@@ -24,7 +24,7 @@ from analysis.sweep.launchers import Options, launcher as launcher_of
 from analysis.sweep.launchers.local import LocalLauncher, places
 from lit_klrb.errors import ConfigurationError, printable
 from lit_klrb.stops import Stopped, Stops
-from lit_klrb.terminal import print_table, say_loading
+from lit_klrb.terminal import print_lines, print_table, say_loading
 
 # Assumed time of cells of a stage without a finished cell.
 ASSUMED_SECONDS = 60.0
@@ -84,26 +84,28 @@ def plan_command(arguments: argparse.Namespace) -> int:
     arms = []
     for label, arm in locked.items():
         name = arm.estimator or arm.module or "unknown"
-        arms.append((label, name + ", biased" * arm.biased, arm.optimises or ""))
-    print_table(("arm", "estimator", "its expected gradient is that of"), arms)
+        arms.append(
+            (label, name + ", biased" * arm.biased, (arm.optimises or "").removeprefix("the gradient of "))
+        )
+    print_table(("arm", "estimator", "optimises"), arms)
     for label, arm in locked.items():
         for key, (own, control) in arm.evaluation.items():
             values = f"{key} = {own}, the control with {control}"
             print(f"{label} is evaluated with {values}: not the same outcome")
-    print("\n".join(_compared(plan)))
+    print_lines(*_compared(plan))
     for line in at_the_edge(plan, LockedPlan.read(store.directory / layout.PLAN).rates):
-        print(f"  {line}")
+        print_lines(f"  {line}")
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
     print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
     if unused := _unused(cells, store, changes):
-        print(unused)
+        print_lines(unused)
     if todo:
         _print_time(todo, Clock(cells, store), _workers(arguments, plan, cells))
     if plan.comparisons:
         # Imported here as the statistics are slow to import
         from analysis.report.power import power
 
-        print("\n".join(power(plan, arguments.pilot)))
+        print_lines(*power(plan, arguments.pilot))
     return 0
 
 

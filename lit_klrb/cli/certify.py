@@ -22,12 +22,13 @@ from lit_klrb.estimators.certificate import Certificate, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
 from lit_klrb.estimators.identity import TOLERANCE, ZERO
 from lit_klrb.reward_functions import import_member
+from lit_klrb.terminal import print_lines
 
 CLAIMS = (*KNOWN, ZERO)
 # Claims that more than the gradient of that name fulfils: the other direction, of completions or of tokens.
 FULFILLED_BY = {"reverse": ("reverse", "reverse_own_token")}
 NORMALISATIONS = {
-    "batch": "divided by the number of tokens in the batch; the table is of large batches, without its bias",
+    "batch": "averaged over the batch's tokens: biased for small batches, unbiased as batches grow",
     "length": "each completion's loss is divided by its own length, which biases batches of any size",
 }
 EPILOG = f"""The function is imported, which runs its module, and called on all completions of six pairs of
@@ -151,17 +152,17 @@ def _as_json(loss: BoundLoss, found: Certificate, claim: str | None) -> dict[str
 
 
 def _print_page(loss: BoundLoss, found: Certificate, claim: str | None) -> None:
-    print(f"gradient: {describe(found.on_policy)}", *explain_names(found.on_policy), sep="\n")
+    print_lines(f"gradient: {describe(found.on_policy)}", *explain_names(found.on_policy))
     if claim is not None:
         print(f"the claimed one, {claim}: {'yes' if has_gradient(found, claim) else 'NO'}")
-    print(f"{conclude(found.on_policy)}\n")
+    print_lines(f"{conclude(found.on_policy)}\n")
     print_levels(found.on_policy)
     print()
     if found.off_policy is not None:
-        print(f"with completions of another policy: {describe(found.off_policy)}")
-        print(f"  {conclude(found.off_policy)}")
+        print_lines(f"with completions of another policy: {describe(found.off_policy)}")
+        print_lines(f"  {conclude(found.off_policy)}")
     for line in _remarks(loss, found):
-        print(printable(line))
+        print_lines(printable(line))
 
 
 def _remarks(loss: BoundLoss, found: Certificate) -> list[str]:

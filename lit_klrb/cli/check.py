@@ -228,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
     sys.stderr.write(said.getvalue())
     if options and not known.json:
         print("\n".join(_lines(answers[0])))
-        print("in order, as far as fit checks before its first step; --json for programs", file=sys.stderr)
+        print("OK: no problem found before the first step (machine-readable: --json)", file=sys.stderr)
     else:
         print(json.dumps(answers[0] if options else answers, indent=1 if options else None))
     return 0

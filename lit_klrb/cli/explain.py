@@ -23,7 +23,7 @@ from lit_klrb.estimators.certificate import TOP_K, certify_estimator
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.estimators.unbiased import Divergence
 from lit_klrb.reward_functions import import_member
-from lit_klrb.terminal import print_table
+from lit_klrb.terminal import print_lines, print_table
 
 # What is not measured with one completion of one prompt, by estimator
 FITTED = {
@@ -100,25 +100,26 @@ def _print_overview() -> None:
     for about in _overview():
         training = "yes" if about["refusal"] is None else "refused"
         rows.append((about["name"] or "", about["optimises"] or "", training))
-    print_table(("estimator", "its expected gradient is that of", "training"), rows)
+    print_table(("estimator", "optimises", "training"), rows)
     print("\nFormula, cost, bias and where it is used: lit-klrb explain NAME")
 
 
 def _print_page(name: str, estimator: KLEstimator) -> None:
     about = _describe(name, estimator)
     documentation = (type(estimator).__doc__ or "").strip()
-    print(f"{name}: {documentation.splitlines()[0]}\n" if documentation else f"{name}\n")
+    print_lines(f"{name}: {documentation.splitlines()[0]}\n" if documentation else f"{name}\n")
     certificate = certify_estimator(estimator)
-    print(f"in short: {conclude(certificate.gradient)}")
+    print_lines(f"in short: {conclude(certificate.gradient)}")
     for key, label in LABELS.items():
         if about[key] is not None:
-            print(f"{label}: {about[key]}")
+            print_lines(f"{label}: {about[key]}")
     for other in _divergences(estimator):
-        print(f"{other.label} optimises {other.optimises}")
-    print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
+        print_lines(f"{other.label} optimises {other.optimises}")
+    print_lines(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
     head = "" if estimator.topk is None else f", k = {TOP_K}"
-    print(f"\nexpected gradient with six pairs of enumerated models{head}: {describe(certificate.gradient)}")
-    print(*explain_names(certificate.gradient), sep="\n")
+    gradient = describe(certificate.gradient)
+    print_lines(f"\nexpected gradient with six pairs of enumerated models{head}: {gradient}")
+    print_lines(*explain_names(certificate.gradient))
     print_levels(certificate.gradient, certificate.mean_values)
     if note := FITTED.get(type(estimator)):
         print(f"{note}; docs/variance.md measures it with many prompts.")

@@ -5,7 +5,7 @@ from typing import Any
 
 from lit_klrb.estimators.enumerated_loss import KL_LEVELS, KNOWN
 from lit_klrb.estimators.identity import TOLERANCE, ZERO, GradientIdentity, Level
-from lit_klrb.terminal import print_table
+from lit_klrb.terminal import print_lines, print_table
 
 MEANING = {
     "kl": "KL(policy || reference)",
@@ -98,10 +98,10 @@ def print_levels(gradient: GradientIdentity, mean_values: Sequence[float] | None
     print_table(header, rows)
     if (one := gradient.small_batch) is not None:
         cosine, bias, norm = _distance(one)
-        print(f"in batches of one completion, {size(one)}: cosine {cosine}, bias {bias}, norm {norm}")
+        print_lines(f"in batches of one completion, {size(one)}: cosine {cosine}, bias {bias}, norm {norm}")
     scale = abs(gradient.scale)
     divided = "" if scale == 0 or abs(scale - 1) <= TOLERANCE else f" divided by {scale:.4g}"
-    print(LEGEND.format(divided=divided))
+    print_lines(LEGEND.format(divided=divided))
 
 
 def as_json(gradient: GradientIdentity | None) -> dict[str, Any] | None:

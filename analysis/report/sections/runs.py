@@ -157,8 +157,8 @@ def block_condition(assessment: Assessment) -> str:
     most = whole_percent(most_unseen(comparisons[0].primary.blocks))
     return (
         f"{found} The verdict{which} is about others like them, as far as these are a sample of such blocks. "
-        f"What happens in none of these blocks, such as a collapse, is no part of it: up to {most} of "
-        "others may have it (95%, Clopper and Pearson)."
+        f"Failures not seen in these {len(labels)} blocks, such as a collapse, could still occur in up to "
+        f"{most} of others (95 % Clopper–Pearson bound)."
     )
 
 

@@ -140,9 +140,8 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
         return aligned_ends(None if found is None else found.interval(level), decimals)
 
     return Table.of(
-        f"Each arm against {primary.control}: difference in {primary.claim.subject}{unit} "
-        f"with its {level_of(primary)} interval, simultaneous over all arms, which excludes 0 if and only if "
-        f"p, corrected for as many, is at most {primary.alpha:g}. What {primary.control} gained over the "
+        f"Difference in {primary.claim.subject}{unit} from {primary.control}, with simultaneous "
+        f"{level_of(primary)} intervals and corrected p-values. What {primary.control} gained over the "
         f"start: {gained}.",
         comparisons,
         ("Arm", lambda one: one.pairs.treatment),

@@ -54,7 +54,7 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
     assert comparison["decided_by"] == "block_test"
     assert "The replicates are of 3 blocks (dpo-0, dpo-1, dpo-2). The verdict is about others" in text
     assert "are conditional on these, and do not apply to other checkpoints" not in text
-    assert "such as a collapse, is no part of it: up to 71% of others may have it" in text
+    assert "such as a collapse, could still occur in up to 71% of others" in text
     assert "policy = dpo-1" in text
     assert f"block dpo-1 {signed(means[1])}" in text
     assert main(["verify", str(runs)]) == 0
