@@ -88,9 +88,9 @@ def _apart(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     for what, of in (("with other versions", _versions), ("on another kind of processor", _processor)):
         usual = {of(run) for run in control} - {""}
         for arm in plan.comparisons:
-            own = {of(run) for run in arms.get(arm, [])} - {""}
-            if usual and own and not usual & own:
-                names = f"{', '.join(sorted(own))}; {plan.primary.control} {', '.join(sorted(usual))}"
+            values = {of(run) for run in arms.get(arm, [])} - {""}
+            if usual and values and not usual & values:
+                names = f"{', '.join(sorted(values))}; {plan.primary.control} {', '.join(sorted(usual))}"
                 text = f"all runs of {arm} were made {what} than those of the control"
                 yield Problem(f"{text}: {names}", serious=True)
 
@@ -145,7 +145,7 @@ def _furthest(values: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
 
     It is 1 if runs of the two arms overlap, or the smaller mean is 0.
     """
-    means = {arm: fmean(own) for arm, own in values.items()}
+    means = {arm: fmean(each) for arm, each in values.items()}
     if len(means) < 2:
         return 1.0, "", ""
     least, most = (choose(means, key=lambda arm: means[arm]) for choose in (min, max))
@@ -161,7 +161,7 @@ def _unlike(
 ) -> Iterator[Problem]:
     """A property in which runs should agree; there is no verdict where `compared` differs, too."""
     values = {label: sorted(set(map(of, runs))) for label, runs in by_arm(grid)}
-    if len({value for own in values.values() for value in own if value}) > 1:
+    if len({value for of_arm in values.values() for value in of_arm if value}) > 1:
         serious = compared is not None and len({value for run in grid if (value := compared(run))}) > 1
         yield Problem(f"the runs {what}: {listed(values)}", serious=serious)
 
@@ -192,7 +192,7 @@ def _processors(grid: Sequence[Run]) -> Iterator[Problem]:
     """How many groups of matched runs were trained on several kinds of processors."""
     groups = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate)).values()
     kinds = [{_processor(run) for run in runs} - {""} for runs in groups]
-    if several := sum(len(own) > 1 for own in kinds):
+    if several := sum(len(group) > 1 for group in kinds):
         yield Problem(
             f"{several} of {len(kinds)} groups of matched runs were trained on several kinds of processors "
             f"({', '.join(sorted(set().union(*kinds)))}), on which runs of one seed differ in the last digits"

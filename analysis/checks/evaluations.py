@@ -39,7 +39,8 @@ def suspicious_evaluations(grid: Sequence[Run], locked: LockedPlan) -> Iterator[
         yield Problem(text, serious=True)
     last = plan.stages[[*plan.stages][-1]]
     settings = dict(flat({**locked.config, **last.overrides}))
-    yield from _not_recorded(grid, metrics, evaluated=settings.get(_FIRST) != 0)
+    evaluated = plan.module == "lit_klrb" and settings.get(_FIRST) != 0
+    yield from _not_recorded(grid, metrics, evaluated=evaluated)
     yield from _prompts(grid)
     for run, key in product(grid, metrics):
         yield from _errors(run, key)
@@ -99,10 +100,10 @@ def _not_recorded(grid: Sequence[Run], metrics: Sequence[str], *, evaluated: boo
 def _prompts(grid: Sequence[Run]) -> Iterator[Problem]:
     """Values of fewer prompts than were evaluated, or of other numbers of them."""
     counts = {
-        label: sorted({len(run.prompts.get(schema.KL, ())) for run in own}) for label, own in by_arm(grid)
+        label: sorted({len(run.prompts.get(schema.KL, ())) for run in each}) for label, each in by_arm(grid)
     }
-    if len({count for own in counts.values() for count in own}) > 1:
-        listing = "; ".join(f"{arm} {', '.join(map(str, own))}" for arm, own in counts.items())
+    if len({count for each in counts.values() for count in each}) > 1:
+        listing = "; ".join(f"{arm} {', '.join(map(str, each))}" for arm, each in counts.items())
         yield Problem(f"the runs have values of different numbers of prompts: {listing}", serious=True)
     for run in grid:
         evaluated = run.evaluation_prompts or int(run.settings.get(_SETTING, 0))
@@ -131,7 +132,8 @@ def _far_from_rollouts(grid: Sequence[Run], plan: Plan, metrics: Sequence[str]) 
         runs = [run for run in grid if run.point.beta_index == index]
         arms = grouped(runs, lambda run: run.point.arm)
         rises = {
-            arm: [one for run in own if (one := _beyond(run, key)) is not None] for arm, own in arms.items()
+            arm: [one for run in of_arm if (one := _beyond(run, key)) is not None]
+            for arm, of_arm in arms.items()
         }
         for arm in plan.comparisons:
             if min(len(rises.get(arm, [])), len(rises.get(control, []))) < 2:

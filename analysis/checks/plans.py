@@ -36,8 +36,8 @@ def plan_problems(locked: LockedPlan) -> Iterator[Problem]:
         yield from map(Problem, unstated(locked))
     control = locked.plan.primary.control
     for label, arm in locked.arms.items():
-        for key, (own, other) in arm.evaluation.items():
-            text = f"{label} was evaluated with {key} = {own}, {control} with {other}"
+        for key, (value, other) in arm.evaluation.items():
+            text = f"{label} was evaluated with {key} = {value}, {control} with {other}"
             yield Problem(text, serious=True)
 
 
@@ -66,8 +66,8 @@ def _alien_cells(locked: LockedPlan) -> Iterator[str]:
     yield from (f"{layout.PLAN}: {cell}: {what}" for cell, what in alien[:1])
     seeds = grouped(((cell.place[1:], cell.seed) for cell in cells if cell.place), lambda pair: pair[0])
     for (index, replicate), pairs in seeds.items():
-        if len(own := sorted({seed for _, seed in pairs})) > 1:
-            yield f"the runs of beta index {index}, replicate {replicate} have different seeds: {own}"
+        if len(distinct := sorted({seed for _, seed in pairs})) > 1:
+            yield f"the runs of beta index {index}, replicate {replicate} have different seeds: {distinct}"
 
 
 def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str]:

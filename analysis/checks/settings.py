@@ -69,9 +69,9 @@ def _unplanned(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """A problem that names the settings in which runs differ although the plan does not change them."""
     arms, differing = by_arm(runs), []
     settings = {run: _settings(run) for run in runs}
-    for key in sorted({key for own in settings.values() for key in own}):
-        values = {label: sorted({settings[run].get(key, "none") for run in own}) for label, own in arms}
-        if not _changes(plan, key) and len({value for own in values.values() for value in own}) > 1:
+    for key in sorted({key for of_arm in settings.values() for key in of_arm}):
+        values = {label: sorted({settings[run].get(key, "none") for run in of_arm}) for label, of_arm in arms}
+        if not _changes(plan, key) and len({value for of_arm in values.values() for value in of_arm}) > 1:
             differing.append(f"{key} ({listed(values)})")
     if differing:
         more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
@@ -88,7 +88,7 @@ def _settings(run: Run) -> dict[str, str]:
 def _evaluated_otherwise(grid: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
     """Settings of the evaluation in which the runs of a pair differ, even if they are planned to."""
     plan, planned = locked.plan, {plain_key(key) for arm in locked.arms.values() for key in arm.evaluation}
-    changed = {key for own in plan.grid.arms.values() for key in own}
+    changed = {key for overrides in plan.grid.arms.values() for key in overrides}
     pairs = grouped(grid, lambda run: (run.point.beta_index, run.point.replicate))
     for key in schema.EVALUATED_WITH:
         for runs in pairs.values() if key not in planned and _changes(plan, key) else ():
@@ -115,8 +115,8 @@ def _other_rows(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
                 runs_by_rows.setdefault(run.rows.get(split, ""), []).append(run)
             if len(runs_by_rows) > 1:
                 listing = "; ".join(
-                    f"{', '.join(sorted({run.point.arm for run in own}))} {rows[:12] or 'unknown ones'}"
-                    for rows, own in sorted(runs_by_rows.items())
+                    f"{', '.join(sorted({run.point.arm for run in of_rows}))} {digest[:12] or 'unknown ones'}"
+                    for digest, of_rows in sorted(runs_by_rows.items())
                 )
                 text = f"runs with the same settings of the data were {what} on other rows: {listing}"
                 yield Problem(f"{text} (SHA-256); run them again on the same data", serious=True)
@@ -126,7 +126,7 @@ def _changes(plan: Plan, key: str) -> bool:
     """Whether a plan changes a setting, or what it is part of, within its grid or its tuning stage."""
     grid = plan.grid
     blocks = [key for block in grid.blocks.values() for key in (*block.overrides, *block.inputs)]
-    arms = [key for own in grid.arms.values() for key in own]
+    arms = [key for overrides in grid.arms.values() for key in overrides]
     changed = [BETA, *arms, *blocks, *([plan.tuning.key] if plan.tuning else [])]
     places = {each.removesuffix(".class_path") for each in changed}
     return any(key == prefix or key.startswith(f"{prefix}.") for prefix in places)
@@ -137,9 +137,9 @@ def _leaves(overrides: Mapping[str, Any], before: Mapping[str, Any] | None = Non
     leaves = dict(before or {})
     for key, value in overrides.items():
         for whole, leaf in sorted(flat({key: value}), key=lambda pair: not pair[0].endswith("class_path")):
-            place = plain_key(whole).removesuffix(".class_path")
-            leaves = {old: kept for old, kept in leaves.items() if not old.startswith(f"{place}.")}
-            leaves[place] = leaf
+            plain = plain_key(whole).removesuffix(".class_path")
+            leaves = {old: kept for old, kept in leaves.items() if not old.startswith(f"{plain}.")}
+            leaves[plain] = leaf
     return leaves
 
 

@@ -43,7 +43,7 @@ def by_arm(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
 
 def listed(values: Mapping[str, Iterable[str]]) -> str:
     """The values of each arm, in words."""
-    return "; ".join(f"{arm} {', '.join(own)}" for arm, own in values.items())
+    return "; ".join(f"{arm} {', '.join(each)}" for arm, each in values.items())
 
 
 def suspicious_traces(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
@@ -153,7 +153,7 @@ def _other_starts(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 
     Not where arms start from policies of their own, or where the runs of a pair have other versions.
     """
-    arms = [key for own in plan.grid.arms.values() for key in own]
+    arms = [key for overrides in plan.grid.arms.values() for key in overrides]
     if any(".policy" in key for key in arms):
         return
     for runs in grouped(grid, lambda run: (run.cell.seed, *run.point[1:], str(run.versions))).values():

@@ -79,8 +79,8 @@ def plan_command(arguments: argparse.Namespace) -> int:
         return 0
     _print_changes(plan, changes)
     if arguments.cells:
-        rows = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
-        print_table(("id", "state", "seed", "cell"), rows)
+        table = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
+        print_table(("id", "state", "seed", "cell"), table)
     arms = []
     for label, arm in locked.items():
         name = arm.estimator or arm.module or "unknown"
@@ -89,8 +89,8 @@ def plan_command(arguments: argparse.Namespace) -> int:
         )
     print_table(("arm", "estimator", "optimises"), arms)
     for label, arm in locked.items():
-        for key, (own, control) in arm.evaluation.items():
-            values = f"{key} = {own}, the control with {control}"
+        for key, (value, control) in arm.evaluation.items():
+            values = f"{key} = {value}, the control with {control}"
             print(f"{label} is evaluated with {values}: not the same outcome")
     print_lines(*_compared(plan))
     for line in at_the_edge(plan, LockedPlan.read(store.directory / layout.PLAN).rates):
@@ -156,12 +156,12 @@ def _largest(plan: Plan, cells: Sequence[Cell]) -> tuple[int, int]:
 
 
 def _print_time(todo: Sequence[Cell], clock: Clock, workers: int) -> None:
-    rows = []
+    table = []
     for stage, count in Counter(cell.stage for cell in todo).items():
         seconds = clock.mean(stage)
         each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: no time is known)"
-        rows.append((stage, str(count), each))
-    print_table(("stage", "to run", "each"), rows)
+        table.append((stage, str(count), each))
+    print_table(("stage", "to run", "each"), table)
     left = clock.left(todo, workers, ASSUMED_SECONDS)
     assert left is not None
     print(f"about {duration(left)} with {workers} at a time")
@@ -198,8 +198,8 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     _check_launcher(arguments)
     plan, cells, store, changes, _ = open_plan(arguments, record=True)
     _print_changes(plan, changes)
-    own = arguments.workers, plan.threads, plan.module, store.directory, *_largest(plan, cells)
-    launcher = launcher_of(arguments.launcher)(Options(*own, arguments.address, arguments.slurm))
+    options = arguments.workers, plan.threads, plan.module, store.directory, *_largest(plan, cells)
+    launcher = launcher_of(arguments.launcher)(Options(*options, arguments.address, arguments.slurm))
     deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
         coordinator = Coordinator(plan, cells, store, launcher, progress, arguments.storage)

@@ -83,8 +83,8 @@ def expand(plan: Plan) -> Expansion:
     cells: list[Cell] = []
 
     def add(stage: str, point: Point | Trial | None, tuned_by: str = "") -> None:
-        own = {**surroundings, "threads": plan.threads_of(stage)}
-        identity = {"config": hashed[stage], "environment": own}
+        machine = {**surroundings, "threads": plan.threads_of(stage)}
+        identity = {"config": hashed[stage], "environment": machine}
         cells.append(_cell(plan, stage, point, configs[stage], ids, identity, tuned_by))
         with concerning(f"stages.{stage}"):
             processes_of(cells[-1])
@@ -140,18 +140,18 @@ def cell_id(
 def _cell(
     plan: Plan,
     stage_of: str,
-    place: Point | Trial | None,
+    at: Point | Trial | None,
     config: dict[str, Any],
     ids: dict[str, str],
     identity: dict[str, Any],
     tuned_by: str,
 ) -> Cell:
-    stage = TUNING if isinstance(place, Trial) else stage_of
-    address = () if place is None else (place.beta_index, place.replicate)
+    stage = TUNING if isinstance(at, Trial) else stage_of
+    address = () if at is None else (at.beta_index, at.replicate)
     seed = cell_seed(plan.root_seed, stage, *address)
-    overrides = {} if place is None else plan.overrides(place)
-    changed = {SEED: seed, **overrides, **({} if place is None else {BETA: place.beta})}
-    sources = plan.stages[stage_of].inputs if place is None else plan.inputs(place.replicate)
+    overrides = {} if at is None else plan.overrides(at)
+    changed = {SEED: seed, **overrides, **({} if at is None else {BETA: at.beta})}
+    sources = plan.stages[stage_of].inputs if at is None else plan.inputs(at.replicate)
     inputs = {key: ids[source] for key, source in sources.items()}
     name = cell_id(identity, with_contents(changed), inputs, tuned_by)
     arguments = {
@@ -167,6 +167,6 @@ def _cell(
         plan.stages[stage_of].command,
         *(part for key, text in texts.items() for part in (f"--{key}", text)),
     )
-    point, trial = place if isinstance(place, Point) else None, place if isinstance(place, Trial) else None
+    point, trial = at if isinstance(at, Point) else None, at if isinstance(at, Trial) else None
     needs = tuple(dict.fromkeys(inputs.values()))
     return Cell(name, stage, point, seed, needs, argv, overrides, config, trial, tuned_by)

@@ -89,14 +89,14 @@ def _refuse(plan: Plan, errors: Mapping[tuple[str, str], str]) -> None:
 
 
 def _arm(answer: Mapping[str, Any], control: Mapping[str, Any]) -> Arm:
-    estimator, own = answer["estimator"] or {}, answer["evaluation"]
-    keys = sorted(key for key in {**control, **own} if own.get(key) != control.get(key))
+    estimator, evaluation = answer["estimator"] or {}, answer["evaluation"]
+    keys = sorted(key for key in {**control, **evaluation} if evaluation.get(key) != control.get(key))
     return Arm(
         answer["module"],
         estimator.get("name"),
         estimator.get("optimises"),
         estimator.get("biased") is True,  # rather than by what corrects later steps, which `optimises` says
-        {key: [own.get(key), control.get(key)] for key in keys},
+        {key: [evaluation.get(key), control.get(key)] for key in keys},
     )
 
 

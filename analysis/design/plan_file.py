@@ -54,7 +54,7 @@ def read_checked(
     made: Callable[..., Checked],
     check: Callable[[Checked], None],
     called: str,
-    kind: type[Checked],
+    of_type: type[Checked],
     *,
     interpolated: bool = False,
 ) -> Checked:
@@ -65,7 +65,7 @@ def read_checked(
         made: Makes the type from the content.
         check: Checks what the type does not say.
         called: What the file is called.
-        kind: The type.
+        of_type: The type.
         interpolated: Whether `${...}` refers to other keys and, in `directory`, to the environment; in what
             may be a stranger's file it is text.
 
@@ -88,7 +88,7 @@ def read_checked(
         reason, key = str(error).partition("\n")[0], f"{error.full_key}: " if error.full_key else ""
         raise ConfigurationError(f"{path}: {key}{reason}") from None
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {error_lines(error, kind)[0]}") from None
+        raise ConfigurationError(f"{path}: {error_lines(error, of_type)[0]}") from None
     except ConfigurationError as error:
         named = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         raise ConfigurationError(named) from None

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from analysis.imports.logs import Row, read_rows
-from analysis.results.records import LARGEST_VALUE
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
@@ -252,9 +251,6 @@ def _number(row: Row, column: str, value: Any) -> float:
     try:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise ValueError
-        number = float(value)
+        return float(value)
     except (ValueError, OverflowError):
         raise ConfigurationError(f"{row.place}: {column} is {value!r}; a number is expected") from None
-    if LARGEST_VALUE < abs(number) < math.inf:
-        raise ConfigurationError(f"{row.place}: {column} is {value!r}, which is too large")
-    return number

@@ -121,14 +121,14 @@ def _replicates(runs: Sequence[LoggedRun]) -> dict[tuple[float, str], int]:
     apart = sum(map(len, names.values())) == len(everywhere)
 
     indices: dict[tuple[float, str], int] = {}
-    for beta, own in names.items():
+    for beta, named in names.items():
         # Numbers first, by value
         ordered = sorted(
-            own if apart else everywhere,
+            named if apart else everywhere,
             key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
         )
         position = {name: index for index, name in enumerate(ordered)}
-        indices |= {(beta, name): position[name] for name in own}
+        indices |= {(beta, name): position[name] for name in named}
     return indices
 
 

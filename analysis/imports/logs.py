@@ -37,8 +37,6 @@ def read_rows(path: Path) -> list[Row]:
         raise ConfigurationError(
             f"{path}: {path.suffix or 'no suffix'} is not allowed; {FORMATS} is expected"
         )
-    if not path.is_file():
-        raise ConfigurationError(f"{path}: does not exist, or is not a file")
     rows = []
     try:
         text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
@@ -50,8 +48,6 @@ def read_rows(path: Path) -> list[Row]:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: byte {error.start} is not UTF-8") from None
-    except RecursionError:
-        raise ConfigurationError(f"{path}: nested too deeply") from None
     if not rows:
         raise ConfigurationError(f"{path}: has no rows")
     return rows

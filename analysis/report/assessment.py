@@ -11,7 +11,7 @@ from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Outcome, Pairs, Rules, Verdict, compare
 from analysis.stats.comparison import primary_verdicts
 from analysis.stats.intervals import Interval
-from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number
+from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, with_ends
 from lit_klrb import schema
 
 # Why a plan that was changed after results could have been seen has no verdict.
@@ -59,11 +59,11 @@ def _if_worst(sweep: Sweep, comparisons: Sequence[Comparison], rules: Rules) -> 
         match(_filled(sweep, lost, control if name not in worse else name), name, control)
         for name in sweep.plan.comparisons
     ]
-    found = primary_verdicts([pairs for pairs in designs if len(pairs)], rules)
-    told = "; ".join(f"{one.treatment} against {one.control} {one.outcome.value}" for one in found)
+    verdicts = primary_verdicts([pairs for pairs in designs if len(pairs)], rules)
+    outcomes = "; ".join(f"{one.treatment} against {one.control} {one.outcome.value}" for one in verdicts)
     return (
         f"If {count(len(lost), 'lost run')} had been as the best of their β for {control}, and as the worst "
-        f"for other arms (the reverse where an arm is worse), the verdict would be: {told}."
+        f"for other arms (the reverse where an arm is worse), the verdict would be: {outcomes}."
     )
 
 
@@ -104,16 +104,16 @@ def title_of(assessment: Assessment) -> str:
     best = max(comparisons, key=_favourable)
     if len(comparisons) == 1 or best.primary.outcome is Outcome.BETTER:
         return f"{_of_one(best.primary)}{_from(assessment, best.primary)}"
-    arms, found = f"{len(comparisons)} arms", {one.primary.outcome for one in comparisons}
+    arms, outcomes = f"{len(comparisons)} arms", {one.primary.outcome for one in comparisons}
     text = f"It is open whether any of {arms} {_aim(best.primary)} {control}"
     words = {Outcome.WORSE: "worse than", Outcome.EQUIVALENT: "equivalent to"}
-    if len(found) == 1 and (same := words.get(best.primary.outcome)):
+    if len(outcomes) == 1 and (same := words.get(best.primary.outcome)):
         text = f"Each of {arms} is {same} {control}"
-    elif found <= words.keys():  # what is open may be better
+    elif outcomes <= words.keys():  # what is open may be better
         text = f"No arm of {len(comparisons)} is better than {control}"
-    elif found == {Outcome.NO_VERDICT}:
+    elif outcomes == {Outcome.NO_VERDICT}:
         text = f"Each of {arms} does the same as {control}"
-    elif found == {Outcome.CANNOT_REJECT}:
+    elif outcomes == {Outcome.CANNOT_REJECT}:
         text = f"These runs are too few to tell any of {arms} from {control}"
     return f"{text}{_from(assessment, best.primary)}"
 
@@ -232,8 +232,7 @@ def _from(assessment: Assessment, verdict: Verdict) -> str:
         return f"; what {verdict.control} gained in training is unknown"
     interval = gain.interval(1 - verdict.level)
     decimals = decimals_of([gain.value, *(interval.ends if interval else ())])
-    ends = f" ({aligned_ends(interval, decimals)})" if interval else ""
     start = start_of(assessment.sweep)[schema.KL if by_kl else OBJECTIVE]
     did = "lowered it by" if by_kl else "gained"
     of = "" if start is None else f" from {aligned(start, decimals)} at the start"
-    return f"; {verdict.control} {did} {aligned(gain.value, decimals)}{ends}{of}"
+    return f"; {verdict.control} {did} {with_ends(gain.value, interval)}{of}"

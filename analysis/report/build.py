@@ -137,7 +137,7 @@ def write(assessment: Assessment, output: Path | None = None, added: Sequence[Bu
     sections = sections_of(assessment, added)
     content = _page(assessment, sections, made)
     write_output(output, content)
-    found = {
+    document = {
         "schema": NUMBERS_SCHEMA,
         "runs": os.path.relpath(assessment.sweep.directory, output.parent),
         "page": {"name": output.name, "sha256": hashlib.sha256(content).hexdigest()},
@@ -145,17 +145,17 @@ def write(assessment: Assessment, output: Path | None = None, added: Sequence[Bu
         "made": made,
         **numbers_of(assessment, sections),
     }
-    found[CHECKSUM] = checksum_of(found)
-    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    document[CHECKSUM] = checksum_of(document)
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     write_output(numbers, text.encode() + b"\n")
     return output
 
 
 def numbers_of(assessment: Assessment, parts: Mapping[str, Sequence[Section]]) -> dict[str, Any]:
     """What is computed from a sweep, for `results.json`: the summary, and the numbers of each section."""
-    sections = {section.name: section.numbers for own in parts.values() for section in own}
-    found: dict[str, Any] = _plain({**summary_numbers(assessment), "sections": sections})
-    return found
+    sections = {section.name: section.numbers for part in parts.values() for section in part}
+    document: dict[str, Any] = _plain({**summary_numbers(assessment), "sections": sections})
+    return document
 
 
 def _page(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made: Mapping[str, str]) -> bytes:

@@ -40,7 +40,7 @@ class Table:
     def numeric(self) -> frozenset[int]:
         """The columns that have only numbers and intervals, and are right-aligned."""
         columns = enumerate(zip(*self.cells, strict=True))
-        return frozenset(place for place, cells in columns if all(map(_NUMERIC.fullmatch, cells)))
+        return frozenset(column for column, cells in columns if all(map(_NUMERIC.fullmatch, cells)))
 
     @classmethod
     def of(cls, caption: str, items: Iterable[Item], *columns: tuple[str, Callable[[Item], Cell]]) -> "Table":

@@ -134,9 +134,9 @@ def sheet(height: float) -> Iterator[Sheet]:
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"| transform=\"rotate\(-0 [^\"]+\"", " ", svg)
         # Hundredths of a point cannot be seen, and further digits take two thirds of the bytes
-        svg = re.sub(r"(?<= (?:d|x|y)=\")[^\"]+", lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+        svg = re.sub(r"(?<= (?:d|x|y)=\")[^\"]+", lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
         # Ids are hashes of coordinates with all of their digits: number them
         ids = dict.fromkeys(re.findall(r" id=\"([^\"]+)\"", svg))
-        names = {name: f"i{place}" for place, name in enumerate(ids)}
+        names = {name: f"i{index}" for index, name in enumerate(ids)}
         named = r"( id=\"|url\(#|href=\"#)([^\")]+)"
-        drawn.svg = re.sub(named, lambda found: found[1] + names.get(found[2], found[2]), svg)
+        drawn.svg = re.sub(named, lambda match: match[1] + names.get(match[2], match[2]), svg)

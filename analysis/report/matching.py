@@ -26,32 +26,34 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     are swapped, as their pairs are not independent. If the plan decides by the KL, all rewards are set to 0.
     """
     grid, plan = sweep.grid, sweep.plan
-    rows = [
-        (index, replicate, ours, theirs)
+    matched = [
+        (index, replicate, treated_run, control_run)
         for index, replicate in product(plan.grid.beta, range(plan.grid.replicates))
-        if (ours := grid.get((treatment, index, replicate)))
-        and (theirs := grid.get((control, index, replicate)))
+        if (treated_run := grid.get((treatment, index, replicate)))
+        and (control_run := grid.get((control, index, replicate)))
     ]
-    seeds = {ours.cell.seed for _, _, ours, _ in rows}
-    replicates = np.array([row[1] for row in rows], dtype=np.int64)
+    seeds = {treated_run.cell.seed for _, _, treated_run, _ in matched}
+    replicates = np.array([row[1] for row in matched], dtype=np.int64)
     outcome = plan.primary.outcome
 
     def outcomes(key: str) -> FloatArray:
-        values = [(ours.outcome(key), theirs.outcome(key)) for _, _, ours, theirs in rows]
+        values = [
+            (treated_run.outcome(key), control_run.outcome(key)) for _, _, treated_run, control_run in matched
+        ]
         return np.array(values, dtype=np.float64).reshape(-1, 2)
 
     return Pairs(
         treatment,
         control,
-        np.array([plan.grid.beta[row[0]] for row in rows], dtype=np.float64),
-        np.array([row[0] for row in rows], dtype=np.int64),
+        np.array([plan.grid.beta[row[0]] for row in matched], dtype=np.float64),
+        np.array([row[0] for row in matched], dtype=np.int64),
         replicates,
-        replicates if len(seeds) < len(rows) else np.arange(len(rows)),
+        replicates if len(seeds) < len(matched) else np.arange(len(matched)),
         outcomes(schema.KL),
-        np.zeros((len(rows), 2)) if outcome == schema.KL else outcomes(schema.REWARD),
+        np.zeros((len(matched), 2)) if outcome == schema.KL else outcomes(schema.REWARD),
         len(plan.grid.blocks),
-        np.array([_gain(sweep, theirs) for *_, theirs in rows]),
-        _by_prompt([(ours, theirs) for *_, ours, theirs in rows], outcome),
+        np.array([_gain(sweep, control_run) for *_, control_run in matched]),
+        _by_prompt([(treated_run, control_run) for *_, treated_run, control_run in matched], outcome),
     )
 
 
@@ -62,7 +64,7 @@ def _gain(sweep: Sweep, run: Run) -> float:
     return run.outcome(OBJECTIVE) - objective_at_start(sweep, run)
 
 
-def _by_prompt(rows: Sequence[tuple[Run, Run]], outcome: str) -> FloatArray | None:
+def _by_prompt(pairs: Sequence[tuple[Run, Run]], outcome: str) -> FloatArray | None:
     """The difference of each pair in what decides on each prompt, [P, prompts], `nan` if a run diverged.
 
     None if a run has no values per prompt, or another number of prompts.
@@ -72,14 +74,14 @@ def _by_prompt(rows: Sequence[tuple[Run, Run]], outcome: str) -> FloatArray | No
         kl, reward = (run.prompts.get(key, np.zeros(0)) for key in (schema.KL, schema.REWARD))
         return kl if outcome == schema.KL else reward - run.point.beta * kl
 
-    counts = {len(values(run)) for pair in rows for run in pair if not run.diverged}
+    counts = {len(values(run)) for pair in pairs for run in pair if not run.diverged}
     if len(counts) != 1 or counts == {0}:
         return None
     nothing = np.full(counts.pop(), math.nan)
     return np.array(
         [
-            nothing if ours.diverged or theirs.diverged else values(ours) - values(theirs)
-            for ours, theirs in rows
+            nothing if run.diverged or control_run.diverged else values(run) - values(control_run)
+            for run, control_run in pairs
         ]
     )
 
@@ -110,8 +112,8 @@ def warm_starts(sweep: Sweep) -> int:
     starts = ("model.policy_path", "model.policy_layers")
 
     def start(run: Run) -> tuple[object, ...]:
-        own = (str(value) for key, value in run.cell.overrides.items() if key in starts)
-        return (*(weights.get(need, need) for need in run.cell.needs), *own)
+        paths = (str(value) for key, value in run.cell.overrides.items() if key in starts)
+        return (*(weights.get(need, need) for need in run.cell.needs), *paths)
 
     return len({start(run) for run in sweep.grid.values()})
 
@@ -134,24 +136,24 @@ class ArmOutcome:
 
 def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:
     """Every arm at every beta, in plan order, with some outcomes, such as those of `compared`."""
-    grid, plan, found = sweep.grid, sweep.plan, []
+    grid, plan, outcomes = sweep.grid, sweep.plan, []
     control = plan.primary.control
     for label, (index, beta) in product(plan.grid.arms, plan.grid.beta.items()):
         mine = [run for r in range(plan.grid.replicates) if (run := grid.get((label, index, r)))]
         runs = [run for run in mine if not run.diverged]
         values = {key: _values(runs, key) for key in keys}
         # With the control's runs, where neither of the pair diverged
-        theirs = [grid.get((control, index, run.point.replicate)) for run in runs if label != control]
+        controls = [grid.get((control, index, run.point.replicate)) for run in runs if label != control]
         pairs = [
-            (run, other) for run, other in zip(runs, theirs, strict=False) if other and not other.diverged
+            (run, other) for run, other in zip(runs, controls, strict=False) if other and not other.diverged
         ]
         differences = {
-            key: _values([ours for ours, _ in pairs], key) - _values([other for _, other in pairs], key)
+            key: _values([treated for treated, _ in pairs], key) - _values([other for _, other in pairs], key)
             for key in (keys if label != control else ())
         }
         # A rounding error, relative to the values, is no positive difference
         least = {key: 2.0**-32 * np.abs(value).max(initial=0.0) for key, value in values.items()}
-        found.append(
+        outcomes.append(
             ArmOutcome(
                 label,
                 beta,
@@ -163,7 +165,7 @@ def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:
                 len(pairs),
             )
         )
-    return found
+    return outcomes
 
 
 def _values(runs: Sequence[Run], key: str) -> FloatArray:
@@ -190,7 +192,7 @@ def start_of(sweep: Sweep) -> dict[str, float | None]:
         for key in (schema.REWARD, schema.KL, schema.LENGTH)
     }
     values[OBJECTIVE] = [objective_at_start(sweep, run) for run in runs]
-    means = {key: float(np.mean(own)) if own else math.nan for key, own in values.items()}
+    means = {key: float(np.mean(each)) if each else math.nan for key, each in values.items()}
     return {key: mean if math.isfinite(mean) else None for key, mean in means.items()}
 
 
@@ -209,7 +211,7 @@ def tuned_arms(sweep: Sweep, *, ratio: bool = False) -> dict[str, Tuned]:
     outcomes = trial_outcomes(sweep.plan, sweep.trials)
     count = sweep.plan.tuning.replicates
     drawn = np.random.default_rng(0).integers(count, size=(SAMPLES, count))
-    found = {}
+    tuned = {}
     for arm, rate in sweep.locked.rates.items():
         if rate not in rates or not np.isfinite(outcomes[arm]).any():
             continue
@@ -218,9 +220,9 @@ def tuned_arms(sweep: Sweep, *, ratio: bool = False) -> dict[str, Tuned]:
         values = outcomes[arm]
         if logs:  # negative logarithms of KLs, from negative KLs
             values = -np.log(np.where(values < 0, -values, np.nan))
-        kept, best, own = resampled(values, np.log(rates), chosen, drawn)
-        lost = np.exp(-own) - np.exp(-best) if logs and not ratio else best - own
+        kept, best, at_chosen = resampled(values, np.log(rates), chosen, drawn)
+        lost = np.exp(-at_chosen) - np.exp(-best) if logs and not ratio else best - at_chosen
         usable = np.isfinite(outcomes[arm]).all(axis=0)
         left_out = tuple(rates[index] for index in np.flatnonzero(usable & ~kept))
-        found[arm] = Tuned(rate, edge, left_out, np.zeros_like(lost) if edge else np.maximum(0.0, lost))
-    return found
+        tuned[arm] = Tuned(rate, edge, left_out, np.zeros_like(lost) if edge else np.maximum(0.0, lost))
+    return tuned

@@ -19,7 +19,8 @@ from analysis.stats.contrast import mean_of
 from analysis.stats.gradient_noise import NoiseSnapshot
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.power import Design, noise_share
+from analysis.stats.power import Design
+from analysis.stats.prompts import noise_share
 from analysis.stats.text import interval_text, number
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -86,10 +87,10 @@ def power(plan: Plan, pilot: Path | None) -> Iterator[str]:
         reach = _detected(design, 1.0, math.inf)
         yield f"power, no pilot: detected with 80 % are {number(reach)} SDs of a difference in {subject}"
         return
-    found = _trusted(pilot)
-    pairs, spread, freedom = _measured(plan, found)
+    pilot_sweep = _trusted(pilot)
+    pairs, spread, freedom = _measured(plan, pilot_sweep)
     kept = f"{len(pairs.finite)} of {len(pairs)} pairs"
-    yield f"power, from {kept} of {pairs.treatment} against {pairs.control} in {found.directory}"
+    yield f"power, from {kept} of {pairs.treatment} against {pairs.control} in {pilot_sweep.directory}"
 
     def detects(target: float) -> Callable[[Design], bool]:
         return lambda one: (_detected(one, spread, freedom) or math.inf) <= target
@@ -104,9 +105,9 @@ def power(plan: Plan, pilot: Path | None) -> Iterator[str]:
     margin = plan.primary.margins.get(plan.primary.outcome)
     for what, target in (("half of it,", reach / 2), *((("the margin,", margin),) if margin else ())):
         yield f"  {what} {number(target)}, needs {_size(design.grown(detects(target)))}"
-    if found.plan.primary.outcome == plan.primary.outcome and (noise := noise_share(_by_beta(pairs))):
+    if pilot_sweep.plan.primary.outcome == plan.primary.outcome and (noise := noise_share(_by_beta(pairs))):
         yield f"  evaluation noise is {noise} of the variance of a pair's difference in {subject}, 95% CI"
-    yield from (f"  WARNING: {text}" for text in warnings(found))
+    yield from (f"  WARNING: {text}" for text in warnings(pilot_sweep))
 
 
 def power_numbers(plan: Plan, pilot: Path | None) -> dict[str, Any]:

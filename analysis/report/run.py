@@ -48,18 +48,18 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    found: dict[str, Curve] = {
+    metrics: dict[str, Curve] = {
         name: dict(zip(curve["step"], curve["value"], strict=True))
         for name, curve in curves(run / schema.METRICS_DIR).items()
     }
-    given = _configuration(run).get("kl")
-    beta = given.get("beta") if isinstance(given, dict) else None
-    kl, reward = (_finite(found, f"val/{key}") for key in (schema.KL, schema.REWARD))
+    kl_settings = _configuration(run).get("kl")
+    beta = kl_settings.get("beta") if isinstance(kl_settings, dict) else None
+    kl, reward = (_finite(metrics, f"val/{key}") for key in (schema.KL, schema.REWARD))
     if isinstance(beta, int | float) and (steps := [step for step in reward if step in kl]):
-        found[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
+        metrics[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
     sections: dict[str, list[Section | None]] = {
-        "Answer": [_curves(run, found)],
-        "Runs": [_completions(run), _logged(found)],
+        "Answer": [_curves(run, metrics)],
+        "Runs": [_completions(run), _logged(metrics)],
         "Settings": [_settings(run)],
     }
     shown = {part: [section for section in own if section is not None] for part, own in sections.items()}
@@ -68,32 +68,32 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     ends = [(name, [*own.values()]) for name, own in (("Reward", reward), ("KL", kl)) if len(own) > 1]
     titles = [f"{name} {number(values[0])} before, {number(values[-1])} after" for name, values in ends]
     title, kicker = [*titles, f"Run {run.name}"][0], [f"Run {run.name}"]
-    write_output(output, page(title, kicker, parts, lead=" ".join(_counts(found))))
+    write_output(output, page(title, kicker, parts, lead=" ".join(_counts(metrics))))
     return output
 
 
-def _finite(found: Mapping[str, Curve], name: str) -> dict[int, float]:
+def _finite(metrics: Mapping[str, Curve], name: str) -> dict[int, float]:
     """A metric where it is finite; empty without it."""
-    return {step: value for step, value in found.get(name, {}).items() if value is not None}
+    return {step: value for step, value in metrics.get(name, {}).items() if value is not None}
 
 
-def _counts(found: Mapping[str, Curve]) -> list[str]:
+def _counts(metrics: Mapping[str, Curve]) -> list[str]:
     """What carries no signal, where the run records it: shares over the training, and rows left out."""
     texts = {
         "train/equal_rewards": "of the prompts had completions of equal reward, which train nothing",
         "train/unfinished": "of the completions were cut at their largest length",
     }
-    shares = {text: [*_finite(found, key).values()] for key, text in texts.items()}
+    shares = {text: [*_finite(metrics, key).values()] for key, text in texts.items()}
     lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
-    left_out = [value for value in _finite(found, "train/left_out").values() if value]
+    left_out = [value for value in _finite(metrics, "train/left_out").values() if value]
     return lines + [f"{count(int(value), 'row')} of the data left out." for value in left_out[-1:]]
 
 
-def _logged(found: Mapping[str, Curve]) -> Section | None:
+def _logged(metrics: Mapping[str, Curve]) -> Section | None:
     """The numbers that rewards logged; None without any."""
     prefix, rows = f"train/{schema.LOGGED}", []
-    for name in sorted(name for name in found if name.startswith(prefix)):
-        if values := [*_finite(found, name).values()]:
+    for name in sorted(name for name in metrics if name.startswith(prefix)):
+        if values := [*_finite(metrics, name).values()]:
             rows.append((name.removeprefix(prefix), values[0], values[-1], sum(values) / len(values)))
     if not rows:
         return None
@@ -102,14 +102,14 @@ def _logged(found: Mapping[str, Curve]) -> Section | None:
     return Section("logged", "What the reward logged", tables=[table])
 
 
-def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
-    measured = {name: found[f"val/{name}"] for name in SHOWN if f"val/{name}" in found}
+def _curves(run: Path, metrics: Mapping[str, Curve]) -> Section:
+    measured = {name: metrics[f"val/{name}"] for name in SHOWN if f"val/{name}" in metrics}
     if not measured:
         raise ConfigurationError(f"{run} has no evaluation of completions yet; run fit first")
     steps = list(next(iter(measured.values())))
     # Half the widths of intervals
     widths = {
-        name: {step: error and Z * error for step, error in found.get(f"val/{name}_se", {}).items()}
+        name: {step: error and Z * error for step, error in metrics.get(f"val/{name}_se", {}).items()}
         for name in measured
     }
     columns: list[tuple[str, Mapping[int, float | None]]] = []
@@ -183,10 +183,10 @@ def _settings(run: Path) -> Section | None:
     if not configuration:
         return None
     try:
-        given = configuration["data"]["init_args"]
+        data = configuration["data"]["init_args"]
     except (LookupError, TypeError):
         raise ConfigurationError(f"{path} is not the configuration of a run: it has no data") from None
-    rows = [[key.replace("_", " "), _lines(given[key])] for key in CONTEXT if given.get(key)]
+    rows = [[key.replace("_", " "), _lines(data[key])] for key in CONTEXT if data.get(key)]
     command = shlex.join(["lit-klrb", "fit", "--config", str(path)])
     return Section(
         "settings", "What made this run", tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])]

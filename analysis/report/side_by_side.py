@@ -59,14 +59,14 @@ def arm_differences(first: Sweep, second: Sweep) -> dict[str, tuple[str, Estimat
 
     The difference is that of means over replicates; `nan` without a common beta.
     """
-    found = {}
-    for ours in second.plan.grid.arms:
-        theirs = ours if ours in first.plan.grid.arms else first.plan.primary.control
+    differences = {}
+    for label in second.plan.grid.arms:
+        counterpart = label if label in first.plan.grid.arms else first.plan.primary.control
         betas = common_betas(first, second)
-        means = [replicate_means(sweep, arm, betas) for sweep, arm in ((second, ours), (first, theirs))]
+        means = [replicate_means(sweep, arm, betas) for sweep, arm in ((second, label), (first, counterpart))]
         parts = [(sign, Estimate.of_mean(one)) for sign, one in zip((1.0, -1.0), means, strict=True)]
-        found[ours] = theirs, weighted_sum(parts) if betas else Estimate(math.nan)
-    return found
+        differences[label] = counterpart, weighted_sum(parts) if betas else Estimate(math.nan)
+    return differences
 
 
 def common_betas(first: Sweep, second: Sweep) -> list[float]:
@@ -90,8 +90,8 @@ def replicate_means(sweep: Sweep, arm: str, betas: Sequence[float]) -> FloatArra
 
 def _arm_rows(sweep: Sweep, name: str) -> Iterator[tuple[str, ...]]:
     labels = list(sweep.plan.grid.arms)
-    found = arm_outcomes(sweep, (schema.REWARD, schema.KL, OBJECTIVE))
-    for one in sorted(found, key=lambda one: (labels.index(one.label), one.beta)):
+    outcomes = arm_outcomes(sweep, (schema.REWARD, schema.KL, OBJECTIVE))
+    for one in sorted(outcomes, key=lambda one: (labels.index(one.label), one.beta)):
         means = map(_mean_text, one.means.values())
         yield (name, one.label, f"{one.beta:g}", str(one.n), str(one.diverged), *means)
 
@@ -103,18 +103,18 @@ def _mean_text(mean: Estimate) -> str:
 
 
 def _differences(first: Sweep, second: Sweep, names: Sequence[str]) -> Table:
-    found = arm_differences(first, second)
+    differences = arm_differences(first, second)
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
-    p_values = one_step([estimate.p_value for _, estimate in found.values()])
+    p_values = one_step([estimate.p_value for _, estimate in differences.values()])
     level = 1 - 0.05 / max(1, int((~np.isnan(p_values)).sum()))
     betas = ", ".join(f"{beta:g}" for beta in common_betas(first, second))
     rows = [
         (
-            *(ours, theirs, betas or "none", signed(estimate.value)),
+            *(label, counterpart, betas or "none", signed(estimate.value)),
             interval_text(estimate.interval(level)) if betas else "no interval: no common β",
             "withheld" if withheld else number(float(p_value), 2),
         )
-        for (ours, (theirs, estimate)), p_value in zip(found.items(), p_values, strict=True)
+        for (label, (counterpart, estimate)), p_value in zip(differences.items(), p_values, strict=True)
     ]
     caption = f"Difference in J: arms of {names[1]} minus arms of {names[0]}."
     return Table(caption, ("Arm", "Against", "Common β", "Difference", "Interval", "p (Welch)"), rows)
@@ -137,16 +137,16 @@ def _unlike(first: Sweep, second: Sweep, names: Sequence[str]) -> list[str]:
         ("reference and warm start", _starts),
         ("versions", _versions),
     ):
-        ours, theirs = of(first), of(second)
-        if ours != theirs:
-            texts.append(f"Different {name}: {ours or 'none given'}; {theirs or 'none given'}.")
+        one, another = of(first), of(second)
+        if one != another:
+            texts.append(f"Different {name}: {one or 'none given'}; {another or 'none given'}.")
     return texts
 
 
 def _shared(first: Sweep, second: Sweep) -> int:
     """Number of results of the grid that both sweeps have."""
-    ours, theirs = ({run.checksum for run in sweep.grid.values()} for sweep in (first, second))
-    return len(ours & theirs)
+    one, other = ({run.checksum for run in sweep.grid.values()} for sweep in (first, second))
+    return len(one & other)
 
 
 def _settings(sweep: Sweep) -> dict[str, str]:

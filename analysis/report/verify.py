@@ -43,20 +43,20 @@ class Difference(NamedTuple):
     counts: bool  # whether it is a number or verdict of both, and not words or a field that one does not have
 
 
-def differences(written: Any, expected: Any, place: tuple[str, ...] = ()) -> Iterator[Difference]:
+def differences(written: Any, expected: Any, path: tuple[str, ...] = ()) -> Iterator[Difference]:
     """Yield each leaf in which two JSON documents differ."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*written, *expected)):
             pair = written.get(key, _NOTHING), expected.get(key, _NOTHING)
-            yield from differences(*pair, (*place, str(key)))
+            yield from differences(*pair, (*path, str(key)))
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
         for index, pair in enumerate(zip(written, expected, strict=True)):
-            yield from differences(*pair, (*place[:-1], f"{place[-1]}[{index}]"))
+            yield from differences(*pair, (*path[:-1], f"{path[-1]}[{index}]"))
     elif not _same(written, expected):
         one, other = (json.dumps(value, ensure_ascii=False)[:120] for value in (written, expected))
         words = any(isinstance(value, str) for value in (written, expected))
-        counts = _NOTHING not in (written, expected) and (not words or bool(_VERDICTS & {*place}))
-        yield Difference(f"{NUMBERS}: {'.'.join(place)}: {one} is written, the results give {other}", counts)
+        counts = _NOTHING not in (written, expected) and (not words or bool(_VERDICTS & {*path}))
+        yield Difference(f"{NUMBERS}: {'.'.join(path)}: {one} is written, the results give {other}", counts)
 
 
 def _same(written: Any, expected: Any) -> bool:
@@ -94,18 +94,20 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     if page == path and not os.path.lexists(page):
         raise ConfigurationError(f"{page}: there is no such page; write one first")
     assessment = load_assessment(folder / written["runs"])
-    found = Verification(assessment.sweep)
+    verification = Verification(assessment.sweep)
     # A hash says only that the files are as they were written
     if written.get(CHECKSUM) != checksum_of(written):
-        found.differences.append(f"{NUMBERS}: was changed after it was written: it has another checksum")
+        verification.differences.append(
+            f"{NUMBERS}: was changed after it was written: it has another checksum"
+        )
     if os.path.lexists(page) and hashlib.sha256(read_bytes(page)).hexdigest() != about.get("sha256"):
-        found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
-    _compare(written, numbers_of(assessment, sections_of(assessment, added)), found, tuple(added))
+        verification.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
+    _compare(written, numbers_of(assessment, sections_of(assessment, added)), verification, tuple(added))
     # A report can agree with files that are not those of its plan
-    found.differences += found.sweep.invalid
-    unread = [problem.text for problem in found.sweep.problems if problem.unread]
-    found.not_compared += [text.partition(": ")[0] + ": it cannot be read" for text in unread]
-    return found
+    verification.differences += verification.sweep.invalid
+    unread = [problem.text for problem in verification.sweep.problems if problem.unread]
+    verification.not_compared += [text.partition(": ")[0] + ": it cannot be read" for text in unread]
+    return verification
 
 
 def _read_numbers(path: Path) -> dict[str, Any]:
@@ -118,22 +120,22 @@ def _read_numbers(path: Path) -> dict[str, Any]:
 
 
 def _compare(
-    written: dict[str, Any], numbers: dict[str, Any], found: Verification, added: tuple[Builder, ...]
+    written: dict[str, Any], numbers: dict[str, Any], verification: Verification, added: tuple[Builder, ...]
 ) -> None:
     """Compare the numbers that are written with those of the results."""
     kept = {key: value for key, value in written.items() if key not in _APART}
     leaves = [*differences(kept, json.loads(json.dumps(numbers)))]
-    lines, words = ([leaf.line for leaf in leaves if leaf.counts is kind] for kind in (True, False))
+    lines, words = ([leaf.line for leaf in leaves if leaf.counts is whether] for whether in (True, False))
     then, now = written.get("code"), code_version(added)
     if then == now:
-        found.differences += [*lines, *words]
+        verification.differences += [*lines, *words]
         return
     then = then if isinstance(then, dict) else {}
     by, here = (f"version {one.get('version')} ({str(one.get('sources'))[:12]})" for one in (then, now))
     other = f"the report was written by {by}, this is {here}"
     if lines:
         why = f"in numbers or verdicts: {other}, and either the code or the report changed"
-        found.differences += [f"{count(len(lines), 'difference')} {why}", *lines[:_LISTED]]
+        verification.differences += [f"{count(len(lines), 'difference')} {why}", *lines[:_LISTED]]
     if words:
         why = f"in words or fields: {other}"
-        found.not_compared += [f"{count(len(words), 'difference')} {why}", *words[:_LISTED]]
+        verification.not_compared += [f"{count(len(words), 'difference')} {why}", *words[:_LISTED]]

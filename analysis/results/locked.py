@@ -151,7 +151,9 @@ class LockedPlan:
             hash=document["hash"],
             recomputed=history[-1]["plan"] == content["plan"] and hash_of(document) == document["hash"],
             cells={cell["id"]: Cell.of_record(cell["id"], cell) for cell in document["cells"]},
-            arms={label: known.get(label, {"estimator": own.get(ESTIMATOR)}) for label, own in arms},
+            arms={
+                label: known.get(label, {"estimator": overrides.get(ESTIMATOR)}) for label, overrides in arms
+            },
             history=tuple(Version(one["published"], one["changes"], plan) for one, plan in versions),
             document=document,
             origin=content.get(IMPORTED),

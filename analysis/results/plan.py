@@ -244,9 +244,9 @@ class Plan:
 
     def overrides(self, point: Point | Trial) -> dict[str, Any]:
         """Configuration key -> the value that block, arm and rate give a run of the last stage."""
-        own = self.grid.overrides(point.arm, point.beta_index)
+        of_arm = self.grid.overrides(point.arm, point.beta_index)
         rate = {self.tuning.key: point.rate} if self.tuning and isinstance(point, Trial) else {}
-        return {**self.grid.block(point.replicate).overrides, **own, **rate}
+        return {**self.grid.block(point.replicate).overrides, **of_arm, **rate}
 
     def title(self, point: tuple[str, int, int]) -> str:
         """The name of a run of the grid on a page."""

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     PlainValidator,
@@ -29,29 +28,18 @@ from lit_klrb import schema
 
 # The key of J = reward - beta * KL.
 OBJECTIVE = "objective"
-# Larger numbers, whose fourth powers overflow, are not results; those of float32 are below this one.
-LARGEST_VALUE = 1e39
 # Maximum relative error of a value that is published with four significant digits.
 _ROUNDING = 6e-4
-
-
-def _bounded(value: float) -> float:
-    if abs(value) > LARGEST_VALUE:
-        raise ValueError(f"{value:g} is too large")
-    return value
 
 
 def _values(values: Any) -> npt.NDArray[np.float64]:
     result = np.array(values, dtype=np.float64)
     if result.ndim != 1:
         raise ValueError("a list of numbers")
-    _bounded(float(np.nanmax(np.abs(result), initial=0.0)))
     return result
 
 
-Value = Annotated[
-    StrictFloat, BeforeValidator(lambda value: math.nan if value is None else value), AfterValidator(_bounded)
-]
+Value = Annotated[StrictFloat, BeforeValidator(lambda value: math.nan if value is None else value)]
 Values = Annotated[npt.NDArray[np.float64], PlainValidator(_values)]
 
 

@@ -1,4 +1,4 @@
-"""Files of a sweep: read from untrusted sources, unpacked, hashed, checked against their checksum, written.
+"""Files of a sweep: read, unpacked, hashed, checked against their checksum, written.
 
 Results are single files, or the lines of one archive, sorted by id, where a sweep was published. Readers take
 .gz and .xz wherever they take the plain file.
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import rfc8785
 from pydantic import Field, Strict, TypeAdapter, ValidationError
@@ -23,7 +23,6 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 from analysis.results import layout
 from analysis.results.layout import RESULT_SCHEMA
 from lit_klrb.errors import ConfigurationError, DamagedFileError as DamagedFileError
-from lit_klrb.files import LARGEST as LARGEST, read_regular
 
 # The exceptions that content of the wrong structure can raise; types raise a `ValidationError`, a ValueError.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
@@ -44,13 +43,9 @@ def canonical(content: object) -> bytes:
     """The RFC 8785 canonical JSON of `content`, of which all ids, checksums and locks are hashes.
 
     Raises:
-        ValueError: If `content` holds NaN, an infinity, an integer beyond 2**53, a key that is not a string,
-            or is nested too deeply.
+        ValueError: If `content` holds NaN, an infinity, an integer beyond 2**53, or a key that is no string.
     """
-    try:
-        return rfc8785.dumps(content)  # type: ignore[arg-type]  # checked at run time
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return rfc8785.dumps(content)  # type: ignore[arg-type]  # checked at run time
 
 
 def digest(content: object) -> str:
@@ -72,7 +67,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def error_lines(error: ValidationError, kind: Any = None) -> list[str]:
+def error_lines(error: ValidationError, of_type: Any = None) -> list[str]:
     """Each error of a type in one line with key, value and what is allowed; unknown keys first."""
     lines: dict[str, bool] = {}
     for one in error.errors(include_url=False, include_context=False):
@@ -81,7 +76,7 @@ def error_lines(error: ValidationError, kind: Any = None) -> list[str]:
             path = path[:-2]
         key, unknown = ".".join(path), one["type"] in ("unexpected_keyword_argument", "extra_forbidden")
         if unknown:
-            known = ", ".join(_keys(kind, path[:-1]))
+            known = ", ".join(_keys(of_type, path[:-1]))
             line = f"{key}: there is no such key{known and '; one of: '}{known}"
         elif one["type"].startswith("missing"):
             line = f"{key}: is missing"
@@ -92,13 +87,13 @@ def error_lines(error: ValidationError, kind: Any = None) -> list[str]:
     return sorted(lines, key=lambda line: lines[line])
 
 
-def _keys(kind: Any, path: list[str]) -> list[str]:
+def _keys(of_type: Any, path: list[str]) -> list[str]:
     """The keys of the data class to which a path leads from another one; none where it leads elsewhere."""
     for part in path:
-        hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        kind = hints.get(part) or (get_args(kind) or (None,))[-1]
-        kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
-    return [one.name for one in fields(kind)] if is_dataclass(kind) else []
+        hints = get_type_hints(of_type) if is_dataclass(of_type) else {}
+        of_type = hints.get(part) or (get_args(of_type) or (None,))[-1]
+        of_type = get_args(of_type)[0] if type(None) in get_args(of_type) else of_type
+    return [one.name for one in fields(of_type)] if is_dataclass(of_type) else []
 
 
 def present(path: Path) -> Path:
@@ -115,16 +110,13 @@ def present(path: Path) -> Path:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file of bounded size without waiting for pipes or devices; .gz and .xz are unpacked.
+    """Read a file; .gz and .xz are unpacked.
 
     Raises:
-        DamagedFileError: If it is not such a file.
+        DamagedFileError: If it cannot be unpacked.
         OSError: If it cannot be opened.
     """
-    try:
-        content = read_regular(path)
-    except ConfigurationError as error:
-        raise DamagedFileError(f"{path}: {error}") from None
+    content = path.read_bytes()
     if path.suffix not in _UNPACK:
         return content
     try:
@@ -137,22 +129,11 @@ def read_json(path: Path, raw: bytes | None = None) -> Any:
     """The content of a JSON file, or of what was read of it before.
 
     Raises:
-        DamagedFileError: If it is not JSON, contains NaN or an infinity, or is nested too deeply.
+        DamagedFileError: If it is not JSON.
         OSError: If it cannot be opened.
     """
-    raw = read_bytes(path) if raw is None else raw
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        content = json.loads(raw, parse_constant=refuse)
-        if b"\\u" in raw:
-            # A lone surrogate is valid JSON but cannot be written to a page
-            json.dumps(content, ensure_ascii=False).encode()
-        return content
-    except RecursionError:
-        raise DamagedFileError(f"{path}: nested too deeply") from None
+        return json.loads(read_bytes(path) if raw is None else raw)
     except ValueError as error:
         raise DamagedFileError(f"{path}: cannot be read ({error})") from None
 
@@ -201,7 +182,7 @@ def archive_lines(directory: Path) -> Iterator[tuple[Path, bytes]]:
     """The results of an archive as written: path and number of a line, its content.
 
     Raises:
-        DamagedFileError: If it is not a regular file, cannot be unpacked, or has an empty line.
+        DamagedFileError: If it cannot be unpacked, or has an empty line.
     """
     path = archive_path(directory)
     for number, line in enumerate(io.BytesIO(read_bytes(path)), start=1):

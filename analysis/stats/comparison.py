@@ -77,13 +77,13 @@ def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
     """
     by_kl = rules.outcome == "kl"
     planned = max(rules.comparisons, len(designs)) * (1 if by_kl else 3)
-    found = []
+    comparisons = []
     for pairs, verdict in zip(designs, primary_verdicts(designs, rules), strict=True):
         tests = [*secondary_findings(pairs, rules.outcome)]
         secondary = corrected(tests, rules.alpha, planned=planned, withheld=rules.withheld)
         matched = None if by_kl else matched_kl(pairs)
-        found.append(Comparison(pairs, verdict, matched, tuple(secondary)))
-    return tuple(found)
+        comparisons.append(Comparison(pairs, verdict, matched, tuple(secondary)))
+    return tuple(comparisons)
 
 
 def corrected(
@@ -111,8 +111,8 @@ def one_step(p_values: Sequence[float]) -> FloatArray:
         >>> one_step([0.01, float("nan"), 0.3]).tolist()
         [0.02, nan, 0.6]
     """
-    found = np.array(p_values, dtype=np.float64)
-    return np.asarray(np.minimum(1.0, found * (~np.isnan(found)).sum()))
+    values = np.array(p_values, dtype=np.float64)
+    return np.asarray(np.minimum(1.0, values * (~np.isnan(values)).sum()))
 
 
 def primary_verdicts(designs: Sequence[Pairs], rules: Rules) -> list[Verdict]:
@@ -131,20 +131,20 @@ def primary_finding(pairs: Pairs, rules: Rules) -> Verdict:
     claim = claims.KL_DECIDES if rules.outcome == "kl" else claims.OBJECTIVE
     contrast = primary_contrast(pairs, rules.outcome)
     if contrast.ranked:
-        found = replace(Verdict.on(claim, pairs, contrast), note=_of_values(pairs, rules.outcome))
+        verdict = replace(Verdict.on(claim, pairs, contrast), note=_of_values(pairs, rules.outcome))
         # Whether a run diverged is the same for all swaps, but says something about the values
-        return replace(found, doubt=_NO_VALUE) if pairs.over_blocks or pairs.single else found
+        return replace(verdict, doubt=_NO_VALUE) if pairs.over_blocks or pairs.single else verdict
     arms = rules.tuned, pairs.treatment, pairs.control
-    found = Verdict.on(claim, pairs, contrast, regret_variance(*arms))
+    verdict = Verdict.on(claim, pairs, contrast, regret_variance(*arms))
     values = pairs.kl if rules.outcome == "kl" else objective(pairs)
     same = np.abs(contrast.values).max(initial=0.0) <= _SAME * np.abs(values).max(initial=0.0)
     return replace(
-        found,
+        verdict,
         margin=rules.margin,
         note=_of_rates(*arms),
         withheld="the arms do the same: no run differs from the one that it is paired with" if same else "",
         gain=_gain(pairs),
-        over_prompts=over_prompts(found.estimate, contrast, pairs),
+        over_prompts=over_prompts(verdict.estimate, contrast, pairs),
     )
 
 
@@ -197,8 +197,8 @@ def spread_finding(pairs: Pairs, outcome: str) -> Verdict:
     values = np.log(np.maximum(pairs.kl, np.finfo(float).tiny)) if by_kl else objective(pairs)
     sizes = np.empty_like(values)
     for index in pairs.beta_indices:
-        rows = pairs.beta_index == index
-        sizes[rows] = np.abs(values[rows] - np.median(values[rows], axis=0))
+        mask = pairs.beta_index == index
+        sizes[mask] = np.abs(values[mask] - np.median(values[mask], axis=0))
     ratio, test = ratio_swap_test(sizes[:, 0], sizes[:, 1], pairs.unit)
     claim = claims.spread_of("log KL" if by_kl else "J")
     return Verdict.about(claim, pairs, Estimate(ratio if math.isfinite(ratio) else math.nan), LOG_RATIO, test)

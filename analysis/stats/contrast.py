@@ -33,8 +33,8 @@ def equal_betas(pairs: Pairs) -> FloatArray:
 
     With weights by inverse variance, a beta at which nearly nothing changes would dominate the mean.
     """
-    _, place, counts = np.unique(pairs.beta_index, return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / (len(counts) * counts[place]))
+    _, index, counts = np.unique(pairs.beta_index, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / (len(counts) * counts[index]))
 
 
 def independent(contrast: Contrast, pairs: Pairs) -> FloatArray | None:
@@ -68,13 +68,13 @@ def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
 
 def block_means(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
     """The mean of each block, each beta counting the same, with an error from the block's own pairs."""
-    found = {}
+    means = {}
     for block in np.unique(pairs.block):
-        rows = pairs.block == block
-        own = replace(pairs.subset(rows), blocks=0)
-        part = replace(contrast, values=contrast.values[rows], weights=equal_betas(own))
-        found[int(block)] = mean_of(part, own)
-    return found
+        mask = pairs.block == block
+        within = replace(pairs.subset(mask), blocks=0)
+        part = replace(contrast, values=contrast.values[mask], weights=equal_betas(within))
+        means[int(block)] = mean_of(part, within)
+    return means
 
 
 def difference(pairs: Pairs, values: FloatArray, unit: str, *, lower_is_better: bool = False) -> Contrast:
@@ -90,8 +90,8 @@ def ranked(pairs: Pairs, values: FloatArray, *, lower_is_better: bool = False) -
     filled = np.where(pairs.diverged, -np.inf, sign * values)
     ranks = np.zeros_like(filled)
     for index in pairs.beta_indices:
-        rows = pairs.beta_index == index
-        ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
+        mask = pairs.beta_index == index
+        ranks[mask] = (stats.rankdata(filled[mask], axis=None).reshape(-1, 2) - 0.5) / (2 * mask.sum())
     differences = sign * (ranks[:, 0] - ranks[:, 1])
     return Contrast(differences, equal_betas(pairs), RANKS, True)
 

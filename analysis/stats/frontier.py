@@ -31,11 +31,11 @@ def nondominated(kl: FloatArray, reward: FloatArray) -> BoolArray:
     """
     finite = np.isfinite(kl) & np.isfinite(reward)
     mask = np.zeros(kl.shape, dtype=bool)
-    kls, place = np.unique(kl[finite], return_inverse=True)
+    kls, index = np.unique(kl[finite], return_inverse=True)
     best = np.full(len(kls), -np.inf)
-    np.maximum.at(best, place, reward[finite])  # of the runs with each KL
+    np.maximum.at(best, index, reward[finite])  # of the runs with each KL
     before = np.concatenate([[-np.inf], np.maximum.accumulate(best)[:-1]])  # of those with a lower one
-    mask[finite] = (reward[finite] == best[place]) & (reward[finite] > before[place])
+    mask[finite] = (reward[finite] == best[index]) & (reward[finite] > before[index])
     return mask
 
 
@@ -56,8 +56,8 @@ class Share:
         """The Clopper-Pearson 95% interval, for independent trials; None if the total is 0."""
         if not self.total:
             return None
-        found = stats.binomtest(self.count, self.total).proportion_ci(0.95, "exact")
-        return Interval(float(found.low), float(found.high), 0.95)
+        ends = stats.binomtest(self.count, self.total).proportion_ci(0.95, "exact")
+        return Interval(float(ends.low), float(ends.high), 0.95)
 
 
 def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
@@ -75,7 +75,7 @@ def dominations(pairs: Pairs) -> tuple[int, int]:
     """Number of pairs in which the treatment's run dominates the control's, and in which it is dominated."""
     gone = pairs.diverged
     kl, reward = np.where(gone, np.inf, pairs.kl), np.where(gone, -np.inf, pairs.reward)
-    ours, theirs = (
+    treated, control = (
         (kl[:, side] <= kl[:, 1 - side]) & (reward[:, side] >= reward[:, 1 - side]) for side in (0, 1)
     )
-    return int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    return int((treated & ~control).sum()), int((control & ~treated).sum())

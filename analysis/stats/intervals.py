@@ -155,8 +155,8 @@ def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -
         return Estimate(math.nan)
     weights = weights / weights.sum()
     masks = [strata == stratum for stratum in np.unique(strata)]
-    found = weighted_sum([(weights[mask].sum(), Estimate.of_mean(values[mask])) for mask in masks])
-    return replace(found, value=float(weights @ values))  # in one sum, whose last digits are published
+    mean = weighted_sum([(weights[mask].sum(), Estimate.of_mean(values[mask])) for mask in masks])
+    return replace(mean, value=float(weights @ values))  # in one sum, whose last digits are published
 
 
 def weighted_sum(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
@@ -177,7 +177,7 @@ def weighted_sum(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
     if not all(part.degrees > 0 for _, part in parts):
         return Estimate(value)
     variances = [(weight * part.standard_error) ** 2 for weight, part in parts]
-    shrink = sum(own**2 / part.degrees for own, (_, part) in zip(variances, parts, strict=True))
+    shrink = sum(variance**2 / part.degrees for variance, (_, part) in zip(variances, parts, strict=True))
     degrees = sum(variances) ** 2 / shrink if shrink > 0 else sum(part.degrees for _, part in parts)
     return Estimate(value, math.sqrt(sum(variances)), float(degrees))
 

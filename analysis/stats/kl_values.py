@@ -118,12 +118,12 @@ def standard_bias(
     """
     prompts, count = values.shape
     bias = float(values.mean() - standard.mean())
-    own, others = values.var(axis=1, ddof=1) / count, standard_error**2
-    error = float(np.sqrt((own + others).sum()) / prompts)
+    noise, others = values.var(axis=1, ddof=1) / count, standard_error**2
+    error = float(np.sqrt((noise + others).sum()) / prompts)
     margin = abs(tolerance * float(standard.mean()))
     if error == 0:  # known exactly
         return BiasVerdict(Estimate(bias, 0.0, math.inf), margin)
-    degrees = float((own + others).sum() ** 2 / (own**2).sum() * (count - 1)) if own.any() else math.inf
+    degrees = float((noise + others).sum() ** 2 / (noise**2).sum() * (count - 1)) if noise.any() else math.inf
     deviations = (values - values.mean(axis=1, keepdims=True)).ravel()
     return BiasVerdict(Estimate(bias, error, degrees), margin, tail_index(deviations))
 
@@ -225,19 +225,19 @@ def estimator_spreads(
         for name, value in values.items()
     } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
     family = snapshots * (len(by_size) - (standard is None))
-    found = {}
+    spreads = {}
     for name, groups in by_size.items():
-        own, bias = groups[largest], None
+        of_size, bias = groups[largest], None
         if standard is not None:
-            bias = standard_bias(own, *standard, tolerance=tolerance)
+            bias = standard_bias(of_size, *standard, tolerance=tolerance)
         elif name != REFERENCE:
-            bias = reference_bias(own.ravel(), by_size[REFERENCE][largest].ravel(), tolerance=tolerance)
+            bias = reference_bias(of_size.ravel(), by_size[REFERENCE][largest].ravel(), tolerance=tolerance)
         both = np.stack([within[name][largest], within[REFERENCE][largest]])
         sums = both.sum(axis=1)  # over prompts
-        found[name] = EstimatorSpread(
-            Estimate.of_mean(own.mean(axis=1)),
+        spreads[name] = EstimatorSpread(
+            Estimate.of_mean(of_size.mean(axis=1)),
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
             log_ratio(sums, sums[:, None] - both),
             bias and replace(bias, family=family, theorem=name in UNBIASED),
         )
-    return found
+    return spreads

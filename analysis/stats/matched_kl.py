@@ -81,8 +81,8 @@ def _gap(pairs: Pairs, design: FloatArray, label: FloatArray, groups: IntArray) 
     scaled = design / np.abs(design).max(axis=0)  # so that the numerical rank does not depend on the unit
     clusters = {"groups": groups, "use_correction": groups.max() > 0}
     model = OLS(pairs.reward.ravel(), np.column_stack([scaled, label]))
-    found = model.fit(cov_type="cluster", cov_kwds=clusters)
-    return float(found.params[-1]), float(found.bse[-1])
+    fit = model.fit(cov_type="cluster", cov_kwds=clusters)
+    return float(fit.params[-1]), float(fit.bse[-1])
 
 
 def kl_spread(pairs: Pairs) -> tuple[float, float]:

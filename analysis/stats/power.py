@@ -1,83 +1,21 @@
-"""Power: what a design detects, how often its test errs off the normal, and the noise of the evaluation."""
+"""Power: what a design detects, and how often its test errs off the normal."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
-from analysis.stats.intervals import Estimate, Interval, detectable, weighted_sum
+from analysis.stats.intervals import detectable
 from analysis.stats.pairs import FEWEST_BLOCKS, FloatArray
 from analysis.stats.swaps import TIE, swap_signs, upper_p
-from analysis.stats.text import whole_percent
 
 # Number of simulated sweeps.
 SWEEPS = 4_000
 # The largest design that is looked at, in blocks, or in replicates of each.
 _MOST = 1_000
-
-
-@dataclass(frozen=True)
-class NoiseShare:
-    """The share of evaluation noise in the variance of a pair's difference."""
-
-    value: float  # the share, at most 1
-    interval: Interval  # its 95% interval
-
-    def __str__(self) -> str:
-        low, high = map(whole_percent, self.interval.ends)
-        return f"{whole_percent(self.value)} ({low} to {high})"
-
-
-def noise_share(differences: Sequence[FloatArray]) -> NoiseShare | None:
-    """The share of evaluation noise in the variance of a pair's difference.
-
-    The difference of pair s on prompt p is d_sp = mean + a_s + b_p + e_sp: a_s is what the pair's runs differ
-    in, b_p what all pairs share on the prompt, and e_sp the noise of the completions and the part of the
-    pair's difference that is specific to the prompt. All pairs are evaluated on the same P prompts, hence
-
-        Var(D_s) = Var(a) + Var(e) / P,    D_s = mean over p of d_sp.
-
-    Var(e) / P is the noise of the evaluation, which more prompts or more completions reduce. It is estimated
-    by the residuals d_sp - D_s - (mean over s of d_sp) + (mean of all d), with (S - 1)(P - 1) degrees of
-    freedom; Var(D_s) by the sample variance over pairs. Both are summed over betas. The interval takes their
-    ratio as F-distributed, which is exact for one beta and normal a and e; degrees of freedom after
-    Satterthwaite.
-
-    Args:
-        differences: For each beta, differences of S pairs on P prompts, shape [S, P]. Betas with a single
-            pair or prompt are left out.
-
-    Returns:
-        The share; None if there is nothing to estimate it from.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> runs, noise = rng.normal(size=(500, 1)), rng.normal(size=(500, 16))
-        >>> found = noise_share([runs + 4 * noise])                # true share: (16 / 16) / (1 + 16 / 16)
-        >>> bool(found.interval.low < 0.5 < found.interval.high)
-        True
-    """
-    known = [_errors(one) for one in differences if min(one.shape) > 1]
-    noise, total = (weighted_sum([(1.0, pair[place]) for pair in known]) for place in (0, 1))
-    if not total.standard_error > 0:
-        return None
-    ratio = (noise.standard_error / total.standard_error) ** 2
-    freedom = (total.degrees, noise.degrees) if ratio > 0 else (1.0, 1.0)
-    low, high = np.minimum(1.0, ratio * stats.f.ppf([0.025, 0.975], *freedom))
-    return NoiseShare(min(1.0, ratio), Interval(float(low), float(high), 0.95))
-
-
-def _errors(differences: FloatArray) -> tuple[Estimate, Estimate]:
-    """Standard deviations of D_s, that from the evaluation and in total, with their degrees of freedom."""
-    pairs, prompts = differences.shape
-    means = differences.mean(axis=1)
-    residuals = differences - means[:, None] - differences.mean(axis=0) + differences.mean()
-    free = (pairs - 1) * (prompts - 1)
-    noise = math.sqrt(float((residuals**2).sum()) / free / prompts)
-    return Estimate(0.0, noise, free), Estimate(0.0, float(means.std(ddof=1)), pairs - 1)
 
 
 @dataclass(frozen=True)
@@ -131,12 +69,12 @@ class Design:
             replace(self, replicates=each * n, blocks=n if self.over_blocks else self.blocks)
             for n in range(FEWEST_BLOCKS if self.over_blocks else 1, _MOST + 1)
         ]
-        place = bisect_left(sizes, True, key=enough)  # power increases with their size
-        return sizes[place] if place < len(sizes) else None
+        index = bisect_left(sizes, True, key=enough)  # power increases with their size
+        return sizes[index] if index < len(sizes) else None
 
 
 def swap_p_values(sums: FloatArray, *, resamples: int = 999) -> FloatArray:
-    """p-values of many swap tests with the same number of units, for simulations; see `swap_test`.
+    """p-values of many swap tests with the same number of units, for simulations; see `mean_swap_test`.
 
     Args:
         sums: Contributions of each unit, shape [sweeps, units].
@@ -175,10 +113,10 @@ def rejections(units: int, level: float, *, by_t: bool) -> dict[str, tuple[float
     Returns:
         Name of the distribution of a difference -> the two shares.
     """
-    found = {}
+    rates = {}
     for name, draw in NULLS.items():
         values = draw(np.random.default_rng(units), (SWEEPS, units))
         p_values = stats.ttest_1samp(values, 0.0, axis=1).pvalue if by_t else swap_p_values(values)
         rejected, up = p_values <= level, values.sum(axis=1) > 0
-        found[name] = float((rejected & up).mean()), float((rejected & ~up).mean())
-    return found
+        rates[name] = float((rejected & up).mean()), float((rejected & ~up).mean())
+    return rates

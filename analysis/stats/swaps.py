@@ -9,7 +9,7 @@ that level excludes 0.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import stats
@@ -42,39 +42,6 @@ class SwapTest:
     # Two-sided level -> the interval of a mean, which excludes 0 if and only if p is at most the level; None
     # for a statistic without one
     interval: Callable[[float], Interval | None] | None = field(default=None, repr=False, compare=False)
-
-
-def swap_test(
-    contributions: FloatArray, units: IntArray | None = None, *, resamples: int = RESAMPLES
-) -> SwapTest:
-    """Test whether sum(contributions) is 0, where swapping a pair's labels changes its contribution's sign.
-
-    The null hypothesis is sharp: within each unit the outcomes of the two runs are exchangeable. With n units
-    whose contribution is not 0, all 2**n swaps are enumerated if these are at most `resamples`; otherwise
-    p = (1 + #{null >= observed}) / (1 + resamples), doubled for two sides. It is conditional on the units
-    whose contribution is 0, unlike `mean_swap_test`, which has an interval.
-
-    Args:
-        contributions: Antisymmetric contribution of each pair, shape [P]; finite.
-        units: Pairs with equal entries are swapped together, shape [P]; by default each pair separately.
-        resamples: Number of random swaps if enumeration would need more.
-
-    Raises:
-        ValueError: If a contribution is not finite.
-
-    Example:
-        >>> swap_test(np.array([1.0, 2.0, 3.0, 4.0, 5.0])).p_value  # 2 of 32 swaps
-        0.0625
-    """
-    if not np.isfinite(contributions).all():
-        raise ValueError("contributions must be finite: rank diverged runs last before testing")
-    sums = unit_sums(contributions, units)
-    sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * TIE]
-    count = len(sums)
-    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * TIE:  # equal sizes: a sign test
-        p_value = stats.binomtest(int((sums > 0).sum()), count).pvalue
-        return SwapTest(float(p_value), min(1.0, 2 * 2.0**-count), count, 2**count, True)
-    return replace(mean_swap_test(sums, resamples=resamples), interval=None)
 
 
 def upper_p(
@@ -127,7 +94,7 @@ class Inversion:
         if not 0 <= rank < len(self.means):
             return None
         other = stats.norm.isf(level / 2) * math.sqrt(self.variance)
-        low, high = (math.hypot(self.centre - self.means[place], other) for place in (rank, -1 - rank))
+        low, high = (math.hypot(self.centre - self.means[index], other) for index in (rank, -1 - rank))
         return Interval(self.centre - low, self.centre + high, 1 - level)
 
     @property
@@ -154,12 +121,16 @@ def mean_swap_test(
 ) -> SwapTest:
     """The two-sided swap test of a weighted mean of values, with its interval at every level.
 
+    The null hypothesis is sharp: within each unit the outcomes of the two runs are exchangeable. All 2**n
+    swaps of n units are enumerated if these are at most `resamples`; otherwise, of random swaps,
+    p = (1 + #{null >= observed}) / (1 + resamples), doubled for two sides.
+
     Args:
         values: Value of each pair, whose sign a swap changes under the null hypothesis, shape [P]; finite.
         weights: Positive weights, shape [P]; equal by default.
-        units: As of `swap_test`.
+        units: Pairs with equal entries are swapped together, shape [P]; by default each pair separately.
         variance: As of `Inversion`.
-        resamples: As of `swap_test`.
+        resamples: Number of random swaps if enumeration would need more.
 
     Raises:
         ValueError: If a value is not finite.
@@ -178,29 +149,35 @@ def mean_swap_test(
 
 
 def ratio_swap_test(
-    ours: FloatArray, theirs: FloatArray, units: IntArray | None = None, *, resamples: int = RESAMPLES
+    numerators: FloatArray,
+    denominators: FloatArray,
+    units: IntArray | None = None,
+    *,
+    resamples: int = RESAMPLES,
 ) -> tuple[float, SwapTest]:
     """The log of the ratio of two sums of matched sizes, and its swap test.
 
-    If the true ratio is r, a swap exchanges r times theirs with ours: the ratio of the sums over the pairs
-    that are swapped takes the place of their mean.
+    If the true ratio is r, a swap exchanges r times a denominator with its numerator: the ratio of the sums
+    over the pairs that are swapped takes the place of their mean.
 
     Args:
-        ours: Sizes, not negative, shape [P].
-        theirs: Sizes of the other, not negative, shape [P].
-        units: As of `swap_test`.
-        resamples: As of `swap_test`.
+        numerators: Sizes, not negative, shape [P].
+        denominators: Those of the other, not negative, shape [P].
+        units: As of `mean_swap_test`.
+        resamples: As of `mean_swap_test`.
 
     Example:
         >>> ratio, found = ratio_swap_test(np.arange(1.0, 7.0), 2 * np.arange(1.0, 7.0))
         >>> round(math.exp(ratio), 3), found.p_value, np.exp(found.interval(0.05).ends).round(3).tolist()
         (0.5, 0.03125, [0.5, 0.5])
     """
-    least = np.finfo(float).tiny + _LEAST * float(ours.sum() + theirs.sum())
-    ours, theirs = (np.maximum(unit_sums(sizes, units), least) for sizes in (ours, theirs))
-    ratio = math.log(ours.sum() / theirs.sum()) if len(ours) else 0.0
-    scale = float(np.maximum(ours, theirs).max(initial=0.0))
-    return ratio, _inverted(ours - theirs, theirs, scale, resamples, transform=np.log1p)
+    least = np.finfo(float).tiny + _LEAST * float(numerators.sum() + denominators.sum())
+    numerators, denominators = (
+        np.maximum(unit_sums(sizes, units), least) for sizes in (numerators, denominators)
+    )
+    ratio = math.log(numerators.sum() / denominators.sum()) if len(numerators) else 0.0
+    scale = float(np.maximum(numerators, denominators).max(initial=0.0))
+    return ratio, _inverted(numerators - denominators, denominators, scale, resamples, transform=np.log1p)
 
 
 def _inverted(
@@ -217,7 +194,7 @@ def _inverted(
         sums: Sum of each unit, shape [units].
         sizes: Its positive size.
         scale: Size of the terms of the sums, to which rounding errors are relative.
-        resamples: As of `swap_test`.
+        resamples: As of `mean_swap_test`.
         variance: As of `Inversion`.
         transform: Increasing function of differences, 0 at 0, of whose values the interval is.
     """

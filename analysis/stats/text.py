@@ -87,6 +87,16 @@ def aligned_ends(interval: Interval | None, decimals: int) -> str:
     return "–" if interval is None else " to ".join(aligned(end, decimals) for end in interval.ends)
 
 
+def with_ends(
+    value: float, interval: Interval | None, decimals: int | None = None, *, sign: bool = False
+) -> str:
+    """A number with the ends of its interval, if it has one; by default with the decimals that these need."""
+    if decimals is None:
+        decimals = decimals_of([value, *(interval.ends if interval else ())])
+    text = aligned(value, decimals, sign=sign)
+    return text if interval is None else f"{text} ({aligned_ends(interval, decimals)})"
+
+
 def whole_percent(share: float) -> str:
     """A share in percent without decimals."""
     return f"{100 * share:.0f}%"
@@ -102,11 +112,6 @@ def interval_text(interval: Interval | None) -> str:
 def ends_text(interval: Interval | None, digits: int = 3) -> str:
     """The ends of an interval, without its level; a dash if there is none."""
     return "–" if interval is None else f"{number(interval.low, digits)} to {number(interval.high, digits)}"
-
-
-def ratio_text(interval: Interval | None) -> str:
-    """The interval of a ratio from that of its logarithm."""
-    return interval_text(interval and interval.exp())
 
 
 def these_blocks(blocks: int) -> str:

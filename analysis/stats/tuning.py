@@ -64,10 +64,10 @@ def resampled(
     """
     kept = _kept(outcomes)
     kept[chosen] = True
-    at, values, own = log_rates[kept], outcomes[:, kept], int(kept[:chosen].sum())
+    at, values, at_chosen = log_rates[kept], outcomes[:, kept], int(kept[:chosen].sum())
     means, count = values.mean(axis=0), len(values)
     sampled = means + (values[drawn].mean(axis=1) - means) * np.sqrt(count / (count - 1))
-    return kept, _tops(sampled, at), np.asarray(sampled[:, own])
+    return kept, _tops(sampled, at), np.asarray(sampled[:, at_chosen])
 
 
 def _kept(values: FloatArray) -> BoolArray:
@@ -77,7 +77,7 @@ def _kept(values: FloatArray) -> BoolArray:
     level = 1 - _LEVEL / max(1, int(finite.sum()))
     ends = [Estimate.of_mean(column).interval(level) for column in values.T]
     best, third = ends[int(means.argmax())], np.sort(means)[-min(3, len(means))]
-    near = [best is None or own is None or own.high >= best.low for own in ends]
+    near = [best is None or interval is None or interval.high >= best.low for interval in ends]
     return np.asarray(finite & (np.array(near) | (means >= third)))
 
 
@@ -94,8 +94,8 @@ def _tops(sampled: FloatArray, at: FloatArray) -> FloatArray:
     if len(at) < 3:
         return np.asarray(best)
     middle = np.clip(sampled.argmax(axis=1), 1, len(at) - 2)
-    (x0, x1, x2), rows = (at[middle + step] for step in (-1, 0, 1)), np.arange(len(sampled))
-    y0, y1, y2 = (sampled[rows, middle + step] for step in (-1, 0, 1))
+    (x0, x1, x2), each = (at[middle + step] for step in (-1, 0, 1)), np.arange(len(sampled))
+    y0, y1, y2 = (sampled[each, middle + step] for step in (-1, 0, 1))
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     bend = (right - left) / (x2 - x0)
     slope = left + bend * (x1 - x0)  # at x1

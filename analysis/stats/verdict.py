@@ -24,7 +24,6 @@ from analysis.stats.text import (
     interval_text,
     number,
     probability,
-    ratio_text,
     signed,
     these_blocks,
 )
@@ -95,8 +94,8 @@ class Verdict:
             swaps = mean_swap_test(values, variance=variance)
             return replace(cls.about(claim, pairs, mean, contrast.unit, t_test), beside=swaps)
         swaps = mean_swap_test(contrast.values, contrast.weights, pairs.unit, variance=variance)
-        found = cls.about(claim, pairs, mean, contrast.unit, swaps)
-        return found if contrast.ranked else replace(found, beside=t_test)
+        verdict = cls.about(claim, pairs, mean, contrast.unit, swaps)
+        return verdict if contrast.ranked else replace(verdict, beside=t_test)
 
     @property
     def adjusted(self) -> float:
@@ -252,7 +251,8 @@ class Verdict:
 
     def _difference(self) -> str:
         if self.unit == LOG_RATIO:
-            return f"ratio {number(math.exp(self.estimate.value))}, {ratio_text(self.interval)}"
+            interval = self.interval and self.interval.exp()
+            return f"ratio {number(math.exp(self.estimate.value))}, {interval_text(interval)}"
         return f"difference {signed(self.estimate.value)} {self.unit}, {interval_text(self.interval)}"
 
 

@@ -4,18 +4,15 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
 
 from analysis.design.resources import gpus_of, processes_of
-from analysis.results import Cell, DamagedFileError, Plan, layout
+from analysis.results import Cell, Plan, layout
 from analysis.sweep.job import BUSY, MISPLACED, STOPPED, USAGE, Job, software
 from analysis.sweep.launchers import Exit, Launcher
 from analysis.sweep.lock import lock_choice
 from analysis.sweep.progress import Clock, Progress, duration
+from analysis.sweep.states import SETTLED, Ended, State, survey
 from analysis.sweep.store import Store, trim
-from lit_klrb import schema
 from lit_klrb.errors import OUTAGE
 from lit_klrb.redaction import environment_names
 
@@ -31,63 +28,6 @@ POLL_SECONDS = 0.3
 GB = 10**9
 # GB that the folders of finished cells may have in all; those of the oldest results are removed.
 STORAGE = 10.0
-
-
-class State(Enum):
-    """The state of a cell."""
-
-    TODO = "todo"
-    RUNNING = "running"
-    DONE = schema.DONE
-    DIVERGED = schema.DIVERGED
-    FAILED = "failed"
-    BLOCKED = "blocked"
-
-
-# States in which a cell has a result.
-_SETTLED = (State.DONE, State.DIVERGED)
-
-
-@dataclass
-class Ended:
-    """How a sweep ended."""
-
-    states: dict[str, State]  # cell id -> state
-    reasons: dict[str, str] = field(default_factory=dict)  # cell id -> why it is blocked
-    ran: int = 0  # number of cells that this call ran to a result
-    # Results that differ from the published result of the same cell
-    refused: list[Path] = field(default_factory=list)
-    stopped: bool = False  # whether it was stopped before its end
-
-    @property
-    def complete(self) -> bool:
-        """Whether every cell has exactly one result."""
-        return not self.refused and {*self.states.values()} <= {*_SETTLED}
-
-
-def survey(cells: Sequence[Cell], store: Store) -> dict[str, State]:
-    """Determine the state of each cell from the published results, which are checked.
-
-    Raises:
-        DamagedFileError: If published results were changed; one line for each.
-    """
-    states: dict[str, State] = {}
-    required: set[str] = set()
-    damaged: list[str] = []
-    for cell in reversed(cells):
-        try:
-            result = store.result(cell.id)
-        except DamagedFileError as error:
-            damaged.append(str(error))
-            continue
-        if result is not None and store.is_settled(cell.id, cell.id in required):
-            states[cell.id] = State(result["state"])
-        else:
-            states[cell.id] = State.TODO
-            required.update(cell.needs)
-    if damaged:
-        raise DamagedFileError("\n".join(damaged))
-    return states
 
 
 class Coordinator:
@@ -141,7 +81,7 @@ class Coordinator:
             asked_to_stop: Called several times per second. Once it returns true, no more cells start; running
                 cells are asked to save a checkpoint and exit, and are waited for.
         """
-        self._progress.counted(len(self._in(*_SETTLED)), len(self._cells))
+        self._progress.counted(len(self._in(*SETTLED)), len(self._cells))
         try:
             while (not self._stops(asked_to_stop) and self._submit()) or self._in(State.RUNNING):
                 ended = self._launcher.wait(POLL_SECONDS)
@@ -153,7 +93,7 @@ class Coordinator:
             self._launcher.stop()
         if not self._stopped:
             tuned = [cell for cell in self._in(State.TODO) if cell.tuned_by]
-            if any(self._states[cell.id] not in _SETTLED for cell in self._cells.values() if cell.trial):
+            if any(self._states[cell.id] not in SETTLED for cell in self._cells.values() if cell.trial):
                 self._block(tuned, "a cell of the tuning stage has no result")
             elif self._rates is not None:
                 self._block(tuned, "its arm diverged at every rate of the tuning stage")
@@ -198,7 +138,7 @@ class Coordinator:
         rate, required = self._rate(cell) if cell.tuned_by else None, cell.id in self._required
         where, module, threads = self._store.directory, self._plan.module, self._plan.threads_of(cell.stage)
         # Where cells run on other machines, those are compared with this one
-        own = software(module, threads) if self._launcher.remote else {}
+        versions = software(module, threads) if self._launcher.remote else {}
         job = Job(
             cell,
             where,
@@ -209,7 +149,7 @@ class Coordinator:
             processes_of(cell),
             self._gpus[cell.id],
             token=self._token,
-            software=own,
+            software=versions,
             environment={name: os.environ.get(name) for name in environment_names(cell.config)},
         )
         self._saved[cell.id] = self._store.saved(cell.id)
@@ -225,7 +165,7 @@ class Coordinator:
     def _rate(self, cell: Cell) -> float | None:
         """The rate chosen for the arm of a cell; None before the tuning stage is complete, or without one."""
         trials = [trial for trial in self._cells.values() if trial.trial is not None]
-        if self._rates is None and all(self._states[trial.id] in _SETTLED for trial in trials):
+        if self._rates is None and all(self._states[trial.id] in SETTLED for trial in trials):
             self._rates = lock_choice(self._store.directory)
         return (self._rates or {}).get(cell.arm or "")
 
@@ -281,9 +221,9 @@ class Coordinator:
 
         Cells of the same stage and arm differ only in beta and seed.
         """
-        kind = [one for one in self._cells.values() if (one.stage, one.arm) == (failed.stage, failed.arm)]
-        if not any(self._states[cell.id] in _SETTLED for cell in kind):
-            waiting = [cell for cell in kind if self._states[cell.id] is State.TODO]
+        alike = [one for one in self._cells.values() if (one.stage, one.arm) == (failed.stage, failed.arm)]
+        if not any(self._states[cell.id] in SETTLED for cell in alike):
+            waiting = [cell for cell in alike if self._states[cell.id] is State.TODO]
             self._block(waiting, f"it would fail like {failed}, with exit code {USAGE}")
 
     def _block(self, cells: Sequence[Cell], reason: str) -> None:

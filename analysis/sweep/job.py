@@ -151,11 +151,11 @@ def misplaced_exit(job: Job) -> tuple[int, str] | None:
     host = platform.node()
     if Store(job.directory).token() != job.token:
         return MISPLACED, f"{host} does not have {job.directory}, which all machines must share"
-    own = software(job.module, job.threads) if job.software else {}
+    here = software(job.module, job.threads) if job.software else {}
     others = [
-        f"{name} {own.get(name)}, not {value}"
+        f"{name} {here.get(name)}, not {value}"
         for name, value in job.software.items()
-        if own.get(name) != value
+        if here.get(name) != value
     ]
     if others:
         return MISPLACED, f"{host} has other software than the machine of the sweep: {', '.join(others)}"

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, Look, legend_lines, looks, sheet
-from analysis.stats.text import number, ratio_text
+from analysis.stats.text import interval_text, number
 from replication import schema
 from replication.artifacts import (
     DistillationArtifact,
@@ -91,7 +91,7 @@ def _figure(
 
 
 def _ratio(arm: DistilledArm) -> str:
-    interval = ratio_text(arm.interval)
+    interval = interval_text(arm.interval and arm.interval.exp())
     return f"{number(float(np.exp(arm.log_ratio.value)))} ({interval}, p = {number(arm.p_adjusted, 2)})"
 
 

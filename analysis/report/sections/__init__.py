@@ -39,10 +39,10 @@ def added_sections() -> tuple[Builder, ...]:
 
 def sections_of(assessment: Assessment, added: Sequence[Builder]) -> dict[str, list[Section]]:
     """The sections with content, by part of the page."""
-    found = {}
+    parts = {}
     for part, own in PARTS.items():
         builders = own or added
         sections = [section for builder in builders if (section := builder(assessment)) is not None]
         if sections:
-            found[part] = sections
-    return found
+            parts[part] = sections
+    return parts

@@ -1,13 +1,12 @@
 """Spread and bias of estimates of the KL."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from analysis.report.assessment import Assessment
-from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import log_scale, looks, sheet
+from analysis.report.elements import Section, Table
 from analysis.results.artifacts import ValueSnapshot, ValueStudy
 from analysis.stats.kl_values import (
     REFERENCE,
@@ -36,9 +35,6 @@ _WORDS = {
     BiasOutcome.THEOREM: "unbiased (theorem)",
 }
 
-# Label of a snapshot, and the spread of each estimator.
-Snapshots = Sequence[tuple[str, Mapping[str, EstimatorSpread]]]
-
 
 def estimation(assessment: Assessment) -> Section | None:
     """Mean, spread and bias of every value estimator, from the artifact of `EstimationStudy`."""
@@ -47,16 +43,14 @@ def estimation(assessment: Assessment) -> Section | None:
         return None
     run, artifact = studies[0]
     by_step = {one.step: _spreads(artifact, one) for one in artifact.snapshots}
-    snapshots = [(one.label, by_step[one.step]) for one in artifact.snapshots]
-    sizes = artifact.group_sizes
-    place = " at the given steps" if artifact.snapshots[0].standard is None else ""
+    where = " at the given steps" if artifact.snapshots[0].standard is None else ""
     counted = f"{artifact.completions} completions of each of {artifact.prompts} prompts"
     return Section(
         "estimation",
         "Estimating the KL",
         paragraphs=[
             f"All estimates are computed on the same {counted}, sampled from the policy of one run "
-            f"({run.cell.title}){place}. Spread is the standard deviation of the estimate from M "
+            f"({run.cell.title}){where}. Spread is the standard deviation of the estimate from M "
             "completions of a prompt: the square root of the mean variance over prompts. The results apply "
             "to these policies.",
             f"The difference is that to {_standard(artifact)}; equivalence within {artifact.tolerance:.0%} "
@@ -64,7 +58,6 @@ def estimation(assessment: Assessment) -> Section | None:
             "unbiased by a theorem, which no sample overrules: where completions that dominate a mean are "
             "too rare to be drawn, an unbiased estimate misses it, and its standard error does not show it.",
         ],
-        figures=[_spread_figure(snapshots, sizes)],
         tables=[
             *(_table(one, by_step[one.step], artifact) for one in artifact.snapshots),
             *_coverage(artifact),
@@ -83,9 +76,9 @@ def _spreads(artifact: ValueStudy, snapshot: ValueSnapshot) -> dict[str, Estimat
     known = None
     if snapshot.standard is not None and snapshot.standard_error is not None:
         known = snapshot.standard, snapshot.standard_error
-    given = snapshot.values, snapshot.horvitz_thompson, artifact.group_sizes
+    estimates = snapshot.values, snapshot.horvitz_thompson, artifact.group_sizes
     count = len(artifact.snapshots)
-    return estimator_spreads(*given, tolerance=artifact.tolerance, standard=known, snapshots=count)
+    return estimator_spreads(*estimates, tolerance=artifact.tolerance, standard=known, snapshots=count)
 
 
 def _standard(artifact: ValueStudy) -> str:
@@ -181,30 +174,3 @@ def bias_cells(name: str, bias: BiasVerdict | None, tolerance: float, missed: fl
     elif bias.heavy_tailed:
         verdict += f" (heavy tail, index {number(bias.tail, 2)})"
     return number(bias.estimate.value, 2), ends_text(bias.interval, 2), verdict
-
-
-def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
-    return Figure(
-        lambda: _draw(snapshots, sizes),
-        "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
-        "Left is better. One mark is one estimator at one snapshot: the square root of the mean variance "
-        "over prompts.",
-    )
-
-
-def _draw(snapshots: Snapshots, sizes: list[int]) -> str:
-    names, labels = [name for name in NAMES if name in snapshots[0][1]], [label for label, _ in snapshots]
-    styles = looks(labels, labels[0])
-    with sheet(0.9 + 0.34 * len(names)) as drawn:
-        axes = drawn.canvas.subplots()
-        offsets = np.linspace(-0.15, 0.15, len(snapshots))
-        for offset, (label, spreads) in zip(offsets, snapshots, strict=True):
-            look, rows = styles[label], np.arange(len(names)) + offset
-            found = [spreads[name].deviations[min(sizes)] for name in names]
-            axes.plot(found, rows, look.marker, color=look.colour, label=label)
-        log_scale(axes.xaxis)
-        axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")
-        drawn.legend(columns=len(snapshots))
-    return drawn.svg

@@ -151,14 +151,14 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
     plan = assessment.sweep.plan
     control, blocks = plan.primary.control, list(plan.grid.blocks)
     parts = [name for name, more in (("β", len(plan.grid.beta) > 1), ("block", bool(blocks))) if more]
-    own = (
+    note = (
         f" A single {' or '.join(parts)} has a t interval of the same level, not corrected." if parts else ""
     )
     return Figure(
         lambda: _draw(assessment, comparisons),
         f"Forest plot of differences to {control} in {comparisons[0].primary.claim.subject}.",
         "Each small dot is one matched pair; the mark is the mean over replicates. “All” is what is tested, "
-        f"with its simultaneous interval.{own} {thinning()}",
+        f"with its simultaneous interval.{note} {thinning()}",
         Table(
             f"Differences to {control}, with the intervals of the figure.",
             ("Arm", "Where", "Difference", "Interval", "Replicates"),
@@ -184,10 +184,10 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
             offset = (number - (len(comparisons) - 1) / 2) * spacing
             last = len(ticks) - 1 + offset
             places = {index: row + offset for row, index in enumerate(betas)}
-            rows = [places.get(int(index), last) - 0.3 * spacing for index in pairs.beta_index]
+            heights = [places.get(int(index), last) - 0.3 * spacing for index in pairs.beta_index]
             values = primary_contrast(pairs, one.primary.claim.key).values
             dots: dict[str, Any] = {"color": look.colour, "alpha": 0.55, "markersize": 4, "zorder": 2}
-            axes.plot(thinned(values), thinned(rows), ".", **dots)
+            axes.plot(thinned(values), thinned(heights), ".", **dots)
             for index, mean in _by_beta(one).items() if betas else ():
                 _draw_estimate(axes, mean.value, mean.interval(level), places[index], look)
             for index, mean in _by_block(one).items():
@@ -204,8 +204,8 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     return drawn.svg
 
 
-def _draw_estimate(axes: Axes, value: float, interval: Interval | None, place: float, look: Look) -> None:
+def _draw_estimate(axes: Axes, value: float, interval: Interval | None, height: float, look: Look) -> None:
     if interval is not None:
-        axes.plot(interval.ends, [place, place], color=look.colour, linewidth=1.6, zorder=3)
+        axes.plot(interval.ends, [height, height], color=look.colour, linewidth=1.6, zorder=3)
     mark: dict[str, Any] = {"color": look.colour, "markeredgecolor": "white", "markersize": 7}
-    axes.plot([value], [place], look.marker, zorder=4, **mark)
+    axes.plot([value], [height], look.marker, zorder=4, **mark)

@@ -20,8 +20,8 @@ def completions(assessment: Assessment) -> Section | None:
     for run in assessment.sweep.grid.values():  # replicates ascend
         if run.completions:
             first.setdefault((run.point.beta_index, run.point.arm), run)
-    found = [[first[i, arm] for arm in grid.arms if (i, arm) in first] for i in grid.beta]
-    tables = [_table(runs) for runs in found if runs]
+    shown = [[first[i, arm] for arm in grid.arms if (i, arm) in first] for i in grid.beta]
+    tables = [_table(runs) for runs in shown if runs]
     if not tables:
         return None
     middle = len(tables) // 2
@@ -40,13 +40,13 @@ def _table(runs: list[Run]) -> Table:
         (
             f"{first.text_at_start} [{fixed(first.reward_at_start, 2)}]",
             *(
-                f"{run.completions[place].text} [{fixed(run.completions[place].reward, 2)}]"
-                if place < len(run.completions)
+                f"{run.completions[index].text} [{fixed(run.completions[index].reward, 2)}]"
+                if index < len(run.completions)
                 else "–"
                 for run in runs
             ),
         )
-        for place, first in enumerate(runs[0].completions)
+        for index, first in enumerate(runs[0].completions)
     ]
     seeds, point = ", ".join(sorted({str(run.cell.seed) for run in runs})), runs[0].point
     return Table(
@@ -62,10 +62,10 @@ def arms(assessment: Assessment) -> Section | None:
     plan, known = sweep.plan, sweep.locked.arms
     control, rows = plan.primary.control, list[tuple[str, ...]]()
     for label in plan.comparisons:
-        own, theirs = _settings(sweep, label), _settings(sweep, control)
-        for key in dict.fromkeys((*own, *theirs)):
-            if own.get(key) != theirs.get(key):
-                rows.append((label, key, own.get(key, "–"), theirs.get(key, "–")))
+        settings, control_settings = _settings(sweep, label), _settings(sweep, control)
+        for key in dict.fromkeys((*settings, *control_settings)):
+            if settings.get(key) != control_settings.get(key):
+                rows.append((label, key, settings.get(key, "–"), control_settings.get(key, "–")))
     labels = [row[0] for row in rows]
     several = [label for label in plan.comparisons if labels.count(label) > 1]
     left = [label for version in sweep.locked.history for label in version.plan.grid.arms]
@@ -95,18 +95,18 @@ def arms(assessment: Assessment) -> Section | None:
 def _settings(sweep: Sweep, label: str) -> dict[str, str]:
     """What a plan and the choice of its rate give an arm: configuration key -> value."""
     plan, rates = sweep.plan, sweep.locked.rates
-    found = {key: _value(value, plan.grid.beta) for key, value in plan.grid.arms[label].items()}
-    return found | ({plan.tuning.key: f"{rates[label]:g}"} if plan.tuning and label in rates else {})
+    settings = {key: _value(value, plan.grid.beta) for key, value in plan.grid.arms[label].items()}
+    return settings | ({plan.tuning.key: f"{rates[label]:g}"} if plan.tuning and label in rates else {})
 
 
 def biased_arms(sweep: Sweep) -> list[str]:
     """A sentence on the arms whose gradient is biased; none without such arms."""
-    found = [f"{label} ({arm.estimator})" for label, arm in sweep.locked.arms.items() if arm.biased]
-    if not found:
+    biased = [f"{label} ({arm.estimator})" for label, arm in sweep.locked.arms.items() if arm.biased]
+    if not biased:
         return []
-    verb, their = ("is", "its gradient is") if len(found) == 1 else ("are", "their gradients are")
+    verb, their = ("is", "its gradient is") if len(biased) == 1 else ("are", "their gradients are")
     return [
-        f"{', '.join(found)} {verb} biased: {their} not that of reward − β·KL(policy‖reference), by which "
+        f"{', '.join(biased)} {verb} biased: {their} not that of reward − β·KL(policy‖reference), by which "
         "all arms are scored."
     ]
 
@@ -149,14 +149,14 @@ def block_condition(assessment: Assessment) -> str:
     labels, comparisons = list(assessment.sweep.plan.grid.blocks), assessment.comparisons
     if not labels:
         return ""
-    found = f"The replicates are of {count(len(labels), 'block')} ({', '.join(labels)})."
+    sentence = f"The replicates are of {count(len(labels), 'block')} ({', '.join(labels)})."
     over = [one.pairs.treatment for one in comparisons if one.primary.over_blocks]
     if not over:
-        return f"{found} All statements hold {these_blocks(comparisons[0].primary.blocks)} only."
+        return f"{sentence} All statements hold {these_blocks(comparisons[0].primary.blocks)} only."
     which = "" if len(over) == len(comparisons) else f" on {', '.join(over)}"
     most = whole_percent(most_unseen(comparisons[0].primary.blocks))
     return (
-        f"{found} The verdict{which} is about others like them, as far as these are a sample of such blocks. "
+        f"{sentence} The verdict{which} is about others like them, as far as these are a sample of such blocks. "
         f"Failures not seen in these {len(labels)} blocks, such as a collapse, could still occur in up to "
         f"{most} of others (95 % Clopper–Pearson bound)."
     )
@@ -224,10 +224,10 @@ def hyperparameters(assessment: Assessment) -> Section | None:
     """The hyperparameters that differ between arms; those common to all are initially collapsed."""
     by_arm: dict[str, dict[str, set[str]]] = {}
     for run in assessment.sweep.grid.values():
-        found = by_arm.setdefault(run.point.arm, {})
+        settings = by_arm.setdefault(run.point.arm, {})
         for key, value in run.settings.items():
-            found.setdefault(key, set()).add(value)
-    keys = sorted({key for found in by_arm.values() for key in found} - set(_DESIGNED))
+            settings.setdefault(key, set()).add(value)
+    keys = sorted({key for settings in by_arm.values() for key in settings} - set(_DESIGNED))
     if not keys:
         return None
     arms = [arm for arm in assessment.sweep.plan.grid.arms if arm in by_arm]
@@ -251,7 +251,7 @@ def provenance(assessment: Assessment) -> Section:
     for run in sweep.runs:
         for package, version in run.versions.items():
             versions[package].add(version)
-    rows = [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())]
+    rows = [(package, ", ".join(sorted(used))) for package, used in sorted(versions.items())]
     return Section(
         "provenance",
         "Configuration, versions and seeds",

@@ -14,9 +14,8 @@ from analysis.results.locked import Moment
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
 from analysis.stats.contrast import TTest, kl_ratio
-from analysis.stats.intervals import Interval
 from analysis.stats.power import rejections
-from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, whole_percent
+from analysis.stats.text import aligned, aligned_ends, count, decimals_of, number, whole_percent, with_ends
 
 # The largest integer that JSON holds exactly.
 _LARGEST = 2**53
@@ -131,13 +130,13 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     units = {one.primary.unit for one in comparisons}  # ranks if a run diverged
     unit = f" ({primary.unit})" if len(units) == 1 else ""
     gain = primary.gain
-    gained = "unknown" if gain is None else _with_ends(gain.value, gain.interval(level))
+    gained = "unknown" if gain is None else with_ends(gain.value, gain.interval(level))
     other = "swaps" if isinstance(primary.test, TTest) else "t"
     prompts = any(one.primary.over_prompts for one in comparisons)
 
     def over_prompts(one: Comparison) -> str:
-        found = one.primary.over_prompts
-        return aligned_ends(None if found is None else found.interval(level), decimals)
+        both = one.primary.over_prompts
+        return aligned_ends(None if both is None else both.interval(level), decimals)
 
     return Table.of(
         f"Difference in {primary.claim.subject}{unit} from {primary.control}, with simultaneous "
@@ -159,12 +158,6 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
 def _beside(verdict: Verdict) -> str:
     """The corrected p-value of the other test."""
     return "–" if verdict.beside is None else number(min(1.0, verdict.beside.p_value * verdict.family), 2)
-
-
-def _with_ends(value: float, interval: Interval | None) -> str:
-    decimals = decimals_of([value, *(interval.ends if interval else ())])
-    ends = f" ({aligned_ends(interval, decimals)})" if interval else ""
-    return f"{aligned(value, decimals)}{ends}"
 
 
 def _counts(assessment: Assessment) -> str:

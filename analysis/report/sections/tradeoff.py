@@ -19,7 +19,7 @@ from analysis.results.sweep import Sweep
 from analysis.stats.frontier import nondominated
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import BoolArray, FloatArray
-from analysis.stats.text import aligned, aligned_ends, decimals_of, number
+from analysis.stats.text import decimals_of, number, with_ends
 from lit_klrb import schema
 
 NORMAL_95 = 1.959963984540054
@@ -98,9 +98,9 @@ def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolA
         _limit(axes.yaxis, np.array([*points[1], *(at for _, _, at in places)]))
         axes.set_xlabel("KL to the reference (nats per completion)")
         axes.set_ylabel("Mean reward")
-        for place, beta in enumerate(betas):
+        for index, beta in enumerate(betas):
             mine = [run for run in runs if run.point.beta == beta]
-            panel = drawn.canvas.add_subplot(grid[1 + place // 3, place % 3])
+            panel = drawn.canvas.add_subplot(grid[1 + index // 3, index % 3])
             _draw_runs(panel, mine, styles, level)
             for axis, key in ((panel.xaxis, schema.KL), (panel.yaxis, schema.REWARD)):
                 _limit(axis, np.array([run.outcome(key) for run in mine]))
@@ -125,12 +125,12 @@ def _draw_means(axes: Axes, runs: list[Run], look: Look, level: float) -> None:
     """The means of one arm with their intervals, joined in the order of beta."""
     means = [[_mean(runs, beta, key) for beta in _betas(runs)] for key in (schema.KL, schema.REWARD)]
     bars = [
-        [interval.high - one.value if (interval := one.interval(level)) else 0.0 for one in own]
-        for own in means
+        [interval.high - one.value if (interval := one.interval(level)) else 0.0 for one in each]
+        for each in means
     ]
     style: dict[str, Any] = {"markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.8}
     style |= {"marker": look.marker, "linewidth": 1.1, "elinewidth": 1.3, "zorder": 3, **look.line}
-    kl, reward = ([one.value for one in own] for own in means)
+    kl, reward = ([one.value for one in each] for each in means)
     axes.errorbar(kl, reward, xerr=bars[0], yerr=bars[1], **style)
 
 
@@ -169,11 +169,11 @@ def _label_betas(axes: Axes, runs: list[Run], control: str) -> None:
 
 def _draw_landmarks(axes: Axes, sweep: Sweep) -> list[Line2D]:
     """Points outside the sweep; returns their legend entries."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     for name, kl, reward in landmarks(sweep):
-        found.setdefault(name, []).append((kl, reward))
+        points.setdefault(name, []).append((kl, reward))
     marks = []
-    for (name, places), marker in zip(found.items(), cycle("*pHd"), strict=False):
+    for (name, places), marker in zip(points.items(), cycle("*pHd"), strict=False):
         style: dict[str, Any] = {"color": INK, "marker": marker, "linestyle": "none"}
         style["markerfacecolor"] = "white"
         axes.plot(*np.transpose(places), markersize=9 if len(places) == 1 else 5, zorder=4, **style)
@@ -187,21 +187,21 @@ def landmarks(sweep: Sweep) -> list[tuple[str, float, float]]:
     A warm start's training begins at the reference: its first evaluation, at KL 0, is the reference's.
     Without a warm start, the evaluation of the runs of the grid before their first step is the start.
     """
-    found: list[tuple[str, float, float]] = []
+    marks: list[tuple[str, float, float]] = []
     several = len({run.cell.stage for run in sweep.landmarks}) > 3  # such as one for each block
     for run in sweep.landmarks:
         reward, kl = (run.curves.get(f"val/{key}") for key in (schema.REWARD, schema.KL))
         if reward and kl and len(kl.value) and len(reward.value) and abs(kl.value[0]) < 1e-6:
-            found.insert(0, ("reference", 0.0, float(reward.value[0])))
+            marks.insert(0, ("reference", 0.0, float(reward.value[0])))
         if math.isfinite(run.outcome(schema.KL)) and math.isfinite(run.outcome(schema.REWARD)):
             name = "warm starts" if several else f"after {run.cell.stage.upper()}"
-            found.append((name, run.outcome(schema.KL), run.outcome(schema.REWARD)))
+            marks.append((name, run.outcome(schema.KL), run.outcome(schema.REWARD)))
     start = start_of(sweep)
     at_reward, at_kl = start[schema.REWARD], start[schema.KL]
-    warm = any(name != "reference" for name, *_ in found)
+    warm = any(name != "reference" for name, *_ in marks)
     if at_reward is not None and at_kl is not None and not warm:
-        found.append(("start", at_kl, at_reward))
-    return found
+        marks.append(("start", at_kl, at_reward))
+    return marks
 
 
 _NAMES = {
@@ -230,7 +230,7 @@ def arm_results(assessment: Assessment) -> Section | None:
         (
             *(arm.label, f"{arm.beta:g}"),
             f"{arm.n} ({arm.diverged} diverged)" if arm.diverged else str(arm.n),
-            *(_with_ends(arm.means[key], decimals[key], level) for key in keys),
+            *(with_ends(arm.means[key].value, arm.means[key].interval(level), decimals[key]) for key in keys),
         )
         for arm in outcomes
     ]
@@ -238,9 +238,9 @@ def arm_results(assessment: Assessment) -> Section | None:
         (
             *(arm.label, f"{arm.beta:g}"),
             *(
-                f"{_with_ends(arm.differences[key], decimals[key], level, sign=True)}; higher in "
+                f"{with_ends(mean.value, mean.interval(level), decimals[key], sign=True)}; higher in "
                 f"{arm.higher[key]} of {arm.pairs}"
-                for key in keys
+                for key, mean in arm.differences.items()
             ),
         )
         for arm in outcomes
@@ -263,8 +263,3 @@ def arm_results(assessment: Assessment) -> Section | None:
         paragraphs=[f"The runs start at {values}."] if values else (),
         tables=[table for table in tables if table.rows],
     )
-
-
-def _with_ends(mean: Estimate, decimals: int, level: float, *, sign: bool = False) -> str:
-    text, interval = aligned(mean.value, decimals, sign=sign), mean.interval(level)
-    return text if interval is None else f"{text} ({aligned_ends(interval, decimals)})"

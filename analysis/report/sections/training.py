@@ -107,10 +107,10 @@ def _draw_tuning(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) ->
     with sheet(2.8) as drawn:
         axes = drawn.canvas.subplots()
         for arm, values in outcomes.items():
-            look, found = styles[arm], [Estimate.of_mean(column) for column in values.T]
+            look, means = styles[arm], [Estimate.of_mean(column) for column in values.T]
             axes.plot(rates, values.T, color=look.colour, linewidth=0.5, alpha=0.35)
-            axes.plot(rates, [one.value for one in found], linewidth=1.4, **look.line)
-            for rate, one in zip(rates, found, strict=True):
+            axes.plot(rates, [one.value for one in means], linewidth=1.4, **look.line)
+            for rate, one in zip(rates, means, strict=True):
                 if (interval := one.interval()) is not None and np.isfinite(one.value):
                     axes.plot([rate, rate], interval.ends, color=look.colour, linewidth=1)
             if arm in sweep.locked.rates:
@@ -160,8 +160,8 @@ def _lost(assessment: Assessment) -> list[Table]:
 
     rows = [(arm, *(mean(arm, key) for key in _LOST)) for arm in assessment.sweep.plan.grid.arms]
     caption = "What trains nothing or is incomplete: means over the training steps of all runs of an arm."
-    found = any(text != "–" for _, *texts in rows for text in texts)
-    return [Table(caption, ("Arm", *(name for name, _ in _LOST.values())), rows)] if found else []
+    any_known = any(text != "–" for _, *texts in rows for text in texts)
+    return [Table(caption, ("Arm", *(name for name, _ in _LOST.values())), rows)] if any_known else []
 
 
 def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
@@ -215,8 +215,8 @@ def _steadier(curves: Sequence[Curve], others: Sequence[Curve]) -> str:
         return "–"
     steps = functools.reduce(np.intersect1d, [curve.step for curve in (*curves, *others)])
     spreads = [
-        np.std([one.value[np.isin(one.step, steps)] for one in own], axis=0, ddof=1)
-        for own in (curves, others)
+        np.std([one.value[np.isin(one.step, steps)] for one in group], axis=0, ddof=1)
+        for group in (curves, others)
     ]
     return f"{int(np.less(*spreads).sum())} of {len(steps)}"
 

@@ -86,8 +86,8 @@ class LocalLauncher:
         """Start a job; the first one waits for the imports."""
         # Also in a process of Ray, to which each task shows other GPUs than the server was started with
         there, taken = visible_gpus(), {gpu for gpus in self._taken.values() for gpu in gpus}
-        own = [gpu for gpu in there if gpu not in taken][: job.gpus]
-        visible = ",".join(own) if there or VISIBLE in os.environ else None
+        gpus = [gpu for gpu in there if gpu not in taken][: job.gpus]
+        visible = ",".join(gpus) if there or VISIBLE in os.environ else None
         process = self._context.Process(target=run_job, args=(replace(job, visible=visible),))
         try:
             self.start()
@@ -95,7 +95,7 @@ class LocalLauncher:
                 process.start()
         except EOFError:
             raise ConnectionError("the server that cells are forked from was killed") from None
-        self._running[job.cell.id], self._taken[job.cell.id] = process, own
+        self._running[job.cell.id], self._taken[job.cell.id] = process, gpus
 
     def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""

@@ -38,18 +38,18 @@ class RayLauncher:
             import ray
         except ImportError:
             raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
-        own: dict[str, Any] = {"include_dashboard": False}
+        resources: dict[str, Any] = {"include_dashboard": False}
         if options.workers:
-            own["num_cpus"] = options.workers * options.threads
+            resources["num_cpus"] = options.workers * options.threads
         if visible := len(visible_gpus()):
-            own["num_gpus"] = visible
-        where = {"address": options.address} if options.address else {"address": "local", **own}
+            resources["num_gpus"] = visible
+        where = {"address": options.address} if options.address else {"address": "local", **resources}
         ray.init(log_to_driver=False, logging_level="ERROR", **where)
         self._ray: Any = ray
         self._run = ray.remote(max_retries=0)(_task())
         each = {"CPU": options.threads * options.processes, "GPU": options.gpus}
         there = ray.cluster_resources()
-        fit = min(int(there.get(kind, 0)) // number for kind, number in each.items() if number)
+        fit = min(int(there.get(name, 0)) // number for name, number in each.items() if number)
         self.slots = options.workers or max(1, fit)
         self._running: dict[Any, str] = {}
         self._unfit: set[str] = set()

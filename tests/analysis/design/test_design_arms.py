@@ -21,16 +21,12 @@ ARMS = {
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch, request):
-    """Write a plan of two stages for a module that imitates lit_klrb."""
-    monkeypatch.chdir(tmp_path)
-    jobs = request.config.rootpath / "tests" / "analysis" / "sweep"
-    monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=":")
-    monkeypatch.syspath_prepend(jobs)
+def write(desk):
+    """Write a plan of two stages."""
 
     def write(arms=ARMS, control="right", module="fake_job", rloo=None, **primary):
-        (tmp_path / "dpo.yaml").write_text("{seconds: 0}")
-        (tmp_path / "rloo.yaml").write_text(yaml.safe_dump(rloo or {"seconds": 0}))
+        (desk / "dpo.yaml").write_text("{seconds: 0}")
+        (desk / "rloo.yaml").write_text(yaml.safe_dump(rloo or {"seconds": 0}))
         inputs = {"model.init_args.policy_path": "dpo"}
         plan = {
             "name": "arms",
@@ -40,8 +36,8 @@ def write(tmp_path, monkeypatch, request):
             "grid": {"arms": arms, "beta": {0: 0.1}, "replicates": 2},
             "primary": {"control": control, **primary},
         }
-        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-        return tmp_path / "plan.yaml"
+        (desk / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+        return desk / "plan.yaml"
 
     return write
 

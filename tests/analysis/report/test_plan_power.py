@@ -17,7 +17,7 @@ from analysis.report.power import power, warnings
 from analysis.results.artifacts import GradientStudy
 from analysis.results.plan import Block
 from analysis.results.records import Arm
-from analysis.stats.power import noise_share
+from analysis.stats.prompts import noise_share
 from analysis.stats.text import number
 from analysis.sweep import lock
 from lit_klrb.errors import ConfigurationError

@@ -129,7 +129,8 @@ def test_what_a_control_gained_is_unknown_without_its_start(tmp_path):
         del made["curves"]["val/kl"], made["curves"]["val/reward"]
         return made
 
-    runs = write_sweep(tmp_path, replicates=6, edit=bare, lift={"RaoBlackwell": 0.6})
+    config = {"trainer": {"num_sanity_val_steps": 0}}
+    runs = write_sweep(tmp_path, replicates=6, edit=bare, lift={"RaoBlackwell": 0.6}, config=config)
     for path in (runs / "results").glob("*.json"):
         if '"stage":"dpo"' in path.read_text():
             path.unlink()

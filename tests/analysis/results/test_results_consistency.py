@@ -46,15 +46,13 @@ def told(runs):
 def test_other_numbers_of_optimizer_steps_of_the_same_rollouts_are_a_caution(runs):
     def four_steps_per_rollout(made):
         made["curves"] = {
-            key: {**one, "step": [4 * step + 3 for step in one["step"]]}
+            key: {**one, "step": [4 * step + 3 for step in one["step"]]} if key[:6] == "train/" else one
             for key, one in made["curves"].items()
-            if key.startswith("train/")
         }
         made["settings"]["model.inner_epochs"] = 4
 
     change(runs, four_steps_per_rollout)
-    (steps,) = (found for found in told(runs) if "steps" in found[0])
-    assert steps == ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 79", False)
+    assert told(runs)[0] == ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 79", False)
 
 
 @pytest.mark.parametrize(
@@ -119,21 +117,6 @@ def test_a_cell_that_its_plan_does_not_give_gives_no_verdict(runs, key, value, p
     beta = value if key == "beta" else cells[index]["beta"]
     first = load_sweep(runs).invalid[0]
     assert first.startswith(f"plan.json: rloo MonteCarlo beta={beta} #0: {problem}")
-
-
-@pytest.mark.parametrize("place", ["final", "prompts", "curves"])
-def test_numbers_whose_powers_overflow_are_not_results(runs, place):
-    def edit(made):
-        if place == "final":
-            made["final"]["reward"] = 1e90
-        elif place == "prompts":
-            made["prompts"] = {"reward": [1e90, -1e90], "kl": [made["final"]["kl"]] * 2}
-        else:
-            made["curves"]["train/reward"]["value"][0] = 1e90
-
-    change(runs, edit)
-    assert all("1e+90 is too large)" in text for text, _ in told(runs))
-    assert load_sweep(runs).missing
 
 
 def test_the_first_rollout_which_all_arms_of_a_seed_share_is_no_copy(runs):

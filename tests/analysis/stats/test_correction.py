@@ -10,7 +10,7 @@ from statsmodels.stats.multitest import multipletests
 
 from analysis.stats import Rules, compare
 from analysis.stats.comparison import one_step
-from analysis.stats.swaps import mean_swap_test, ratio_swap_test, swap_test
+from analysis.stats.swaps import mean_swap_test, ratio_swap_test
 from analysis.stats.tuning import Tuned
 
 
@@ -64,8 +64,6 @@ def test_the_interval_has_the_means_that_the_swap_test_does_not_reject(count):
     rng = np.random.default_rng(count)
     values, weights, units = rng.normal(0.3, size=count), rng.choice([1.0, 2.0], count), np.arange(count) // 2
     found = mean_swap_test(values, weights, units, resamples=999)
-    if found.exact:  # random swaps are the same only for the same number of units
-        assert found.p_value == pytest.approx(swap_test(values * weights, units).p_value)
     interval = found.interval(0.2)
     for end, side in ((interval.low, 1), (interval.high, -1)):
         for shift, rejected in ((end - side * 1e-6, True), (end + side * 1e-6, False)):

@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
+from scipy import stats
 from statsmodels.stats.anova import anova_lm
 from synthetic import write_sweep
 
 from analysis.checks import load_sweep
 from analysis.report.matching import match
-from analysis.stats.power import noise_share
+from analysis.stats.prompts import noise_share
 
 PROMPTS = 12
 # Standard deviation of a pair's difference over runs and over prompts, by beta; the shares are 0.8 and 0.2.
@@ -27,7 +28,10 @@ def test_at_one_beta_it_is_the_reciprocal_of_the_f_of_a_two_way_analysis_of_vari
     pair, prompt = np.indices(values.shape)
     frame = pd.DataFrame({"d": values.ravel(), "pair": pair.ravel(), "prompt": prompt.ravel()})
     table = anova_lm(smf.ols("d ~ C(pair) + C(prompt)", frame).fit())
-    assert noise_share([values]).value == pytest.approx(1 / table.F["C(pair)"], rel=1e-9)
+    found = noise_share([values])
+    assert found.value == pytest.approx(1 / table.F["C(pair)"], rel=1e-9)
+    ends = found.value * stats.f.ppf([0.025, 0.975], 3, 3 * (PROMPTS - 1))
+    assert found.interval.ends == pytest.approx(np.minimum(1.0, ends))
 
 
 def test_with_many_pairs_it_is_the_known_share_at_each_beta_and_over_all():

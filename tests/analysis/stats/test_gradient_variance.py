@@ -1,11 +1,8 @@
 """Gradient variance compared with NumPy on the gradients, and the size of the tests."""
 
-import itertools
-
 import numpy as np
 import pytest
 from generators import draw_gradients
-from scipy import stats
 
 from analysis.stats.gradient_noise import (
     HEAVY_SHARE,
@@ -38,17 +35,7 @@ def test_traces_and_their_ratio_are_those_of_the_covariances():
     assert found.log_ratio.standard_error == pytest.approx(jackknife)
     distances = [((one - one.mean(0)) ** 2).sum(1) for one in (treatment, control)]
     assert np.allclose(squared_distances(gram_of(treatment, control)), distances)
-    assert found.kurtosis == pytest.approx([stats.kurtosis(d, fisher=False) for d in distances])
     assert found.top_share == pytest.approx([d.max() / d.sum() for d in distances])
-
-
-def test_sign_flips_equal_full_enumeration():
-    treatment, control = pair(8)
-    differences = [((one - one.mean(0)) ** 2).sum(1) for one in (control, treatment)]
-    z = differences[0] - differences[1]
-    flips = np.array(list(itertools.product((1, -1), repeat=8))) @ z
-    expected = (np.abs(flips) >= abs(z.sum()) - 1e-9).mean()
-    assert compare_gradient_variance(gram_of(treatment, control)).test.p_value == pytest.approx(expected)
 
 
 def test_disjoint_pairs_are_half_the_squared_differences():
@@ -73,12 +60,11 @@ def test_equal_traces_are_rejected_at_the_level(kind):
     hits = sum(
         compare_gradient_variance(draw_gradients(rng, 24, kind)).test.p_value <= 0.05 for _ in range(runs)
     )
-    # Five per cent, within three of its own standard errors, and a little for centring on the same batches.
-    assert hits / runs < 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs) + 0.01
+    assert hits / runs < 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
 
 
 def test_half_the_trace_is_detected():
     rng = np.random.default_rng(2)
-    found = [compare_gradient_variance(draw_gradients(rng, 32, "heavy", ratio=0.5)) for _ in range(60)]
+    found = [compare_gradient_variance(draw_gradients(rng, 64, "heavy", ratio=0.5)) for _ in range(60)]
     assert np.mean([one.test.p_value <= 0.05 for one in found]) > 0.6
     assert np.mean([one.log_ratio.value for one in found]) == pytest.approx(np.log(0.5), abs=0.1)

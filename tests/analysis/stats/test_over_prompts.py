@@ -9,6 +9,7 @@ from scipy import stats
 
 from analysis.stats import Rules, compare
 from analysis.stats.contrast import mean_of, objective_contrast
+from analysis.stats.prompts import over_prompts
 
 
 def drawn(rng, seeds, prompts, *, of_seed, of_prompt, noise, blocks=0):
@@ -18,6 +19,13 @@ def drawn(rng, seeds, prompts, *, of_seed, of_prompt, noise, blocks=0):
     found = found + noise * rng.normal(size=size)
     reward = np.stack([found.mean(axis=1), np.zeros(seeds)], axis=1)
     return pairs_of(np.zeros((seeds, 2)), reward, prompts=found, blocks=blocks)
+
+
+def intervals(pairs):
+    """The 95 % intervals over seeds, and over seeds and prompts."""
+    contrast = objective_contrast(pairs)
+    mean = mean_of(contrast, pairs)
+    return mean.interval(), over_prompts(mean, contrast, pairs).interval()
 
 
 CASES = {
@@ -32,12 +40,22 @@ CASES = {
 def test_it_covers_the_difference_on_other_prompts_and_the_interval_over_seeds_does_not(case, blocks):
     rng, hits, over_seeds, sweeps = np.random.default_rng(0), 0, 0, 1_000
     for _ in range(sweeps):
-        (found,) = compare([drawn(rng, 8, 24, **CASES[case], blocks=blocks)], Rules())
-        both, seeds = found.primary.over_prompts.interval(), found.primary.interval
+        seeds, both = intervals(drawn(rng, 8, 24, **CASES[case], blocks=blocks))
         hits += both.low <= 0 <= both.high
         over_seeds += seeds.low <= 0 <= seeds.high
     assert 0.935 < hits / sweeps < 0.985
     assert (over_seeds / sweeps < 0.8) == (case != "seeds alone")
+
+
+def test_its_variance_is_that_of_random_seeds_and_random_prompts():
+    """By mean squares of a two-way analysis of variance, in which the noise of both is counted once."""
+    pairs = drawn(np.random.default_rng(1), 5, 7, of_seed=1.0, of_prompt=1.0, noise=1.0)
+    values, contrast = pairs.prompts, objective_contrast(pairs)
+    rows, columns = values.mean(axis=1), values.mean(axis=0)
+    residuals = values - rows[:, None] - columns + values.mean()
+    squares = 7 * rows.var(ddof=1) + 5 * columns.var(ddof=1) - (residuals**2).sum() / (4 * 6)
+    found = over_prompts(mean_of(contrast, pairs), contrast, pairs)
+    assert found.standard_error**2 == pytest.approx(squares / 35)
 
 
 def test_without_seeds_it_is_the_t_interval_over_prompts():
@@ -58,9 +76,8 @@ def test_several_betas_share_their_prompts():
         reward = pairs.beta[:, None] * pairs.kl + np.stack(
             [values.mean(axis=1), np.zeros(len(pairs))], axis=1
         )
-        (found,) = compare([replace(pairs, reward=reward, prompts=values)], Rules())
-        interval = found.primary.over_prompts.interval()
-        hits += interval.low <= 0 <= interval.high
+        _, both = intervals(replace(pairs, reward=reward, prompts=values))
+        hits += both.low <= 0 <= both.high
     assert 0.93 < hits / sweeps < 0.985
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from sweep_project import HERE, wait_until
 
-from analysis.sweep.job import FAILED
+from analysis.sweep.job import FAILED, MISPLACED, Job
 from analysis.sweep.launchers import Options, launcher, slurm
 from analysis.sweep.launchers.slurm import SlurmLauncher
 from lit_klrb.errors import ConfigurationError
@@ -72,18 +72,31 @@ def test_a_stop_saves_and_the_next_sweep_resumes(project, cluster):
     {
         "exec /no/python": "two cannot start cells: .*not found",
         'rm "$OUTPUT"; exit 1': "two cannot start cells: it writes nothing to .*",
-        "export PYTHONPATH=other:$PYTHONPATH": ".* has other software than .*: code .*",
     }.items(),
-    ids=["package", "folder", "software"],
+    ids=["package", "folder"],
 )
-def test_a_node_that_cannot_run_cells_is_named_once_and_costs_no_attempt(project, cluster, unfit, reason):
+def test_a_node_that_cannot_start_a_job_gets_no_more(project, cluster, monkeypatch, cells, unfit, reason):
+    monkeypatch.setenv("PATH", project.environment["PATH"])
+    (cluster / "unfit").write_text(f"{unfit}\n")
+    launched = SlurmLauncher(Options(None, 1, "fake_job", project.directory))
+    launched.submit(Job(cells[0], project.directory, "fake_job", False))
+    (ended,) = launched.wait(60)
+    assert ended.code == MISPLACED
+    assert re.fullmatch(reason, ended.reason)
+    launched.submit(Job(cells[1], project.directory, "fake_job", False))
+    launched.stop()
+    submitted = (cluster / "submitted").read_text().splitlines()
+    assert ["--exclude=two" in line for line in submitted] == [False, True]
+
+
+def test_a_node_with_other_software_is_named_once_and_costs_no_attempt(project, cluster):
     (project.directory / "other").mkdir()
     (project.directory / "other" / "fake_job.py").write_text("")
-    (cluster / "unfit").write_text(f"{unfit}\n")
+    (cluster / "unfit").write_text("export PYTHONPATH=other:$PYTHONPATH\n")
     code, output = project.run("sweep", "--config", project.write(grid=GRID), *SLURM)
     assert code == 0, output
     (line,) = [line for line in output.splitlines() if "run elsewhere" in line]
-    assert re.fullmatch(f"{reason}; its cells run elsewhere", line)
+    assert re.fullmatch(".* has other software than .*: code .*; its cells run elsewhere", line)
     assert "run again" not in output
     submitted = (cluster / "submitted").read_text().splitlines()
     assert ["--exclude=two" in line for line in submitted] == [False, True, True, True, True]
