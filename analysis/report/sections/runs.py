@@ -156,9 +156,9 @@ def block_condition(assessment: Assessment) -> str:
     which = "" if len(over) == len(comparisons) else f" on {', '.join(over)}"
     most = whole_percent(most_unseen(comparisons[0].primary.blocks))
     return (
-        f"{sentence} The verdict{which} is about others like them, as far as these are a sample of such blocks. "
-        f"Failures not seen in these {len(labels)} blocks, such as a collapse, could still occur in up to "
-        f"{most} of others (95 % Clopper–Pearson bound)."
+        f"{sentence} The verdict{which} is about others like them, as far as these are a sample of such "
+        f"blocks. Failures not seen in these {len(labels)} blocks, such as a collapse, could still occur in "
+        f"up to {most} of others (95 % Clopper–Pearson bound)."
     )
 
 
