@@ -59,7 +59,7 @@ class Reader:
         return next((control for control in self.controls if control in text), None)
 
     def are_texts(self, *contents: Content, system: str | None) -> bool:
-        """Whether contents are read as texts, as no system message, theirs or the setting, makes them messages."""
+        """Whether contents are read as texts: neither theirs nor the setting is a system message."""
         if not all(isinstance(content, str) for content in contents) or self.system_prompt is not None:
             return False
         if system and self.tokenizer.chat_template is None:
