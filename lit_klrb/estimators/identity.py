@@ -184,22 +184,26 @@ def _identity(
 ) -> GradientIdentity:
     """The identity with its levels; a division by the batch's tokens is undone in them."""
     plain, by_tokens = [part.plain for part in expected], [part.by_tokens for part in expected]
+    zeros = [CANCELLED * part.size for part in expected]
     if normalisation == "sum":
-        levels = tuple(map(_level, models, plain, known, [scale] * len(models)))
+        levels = tuple(map(_level, models, plain, known, [scale] * len(models), zeros))
         return GradientIdentity(name, scale, normalisation, levels, None)
     # Dividing by numbers of tokens shrinks it by about their mean, which is no bias
     shrunk = [scale * _projection([g], [undone]) for g, undone in zip(plain, by_tokens, strict=True)]
-    divided = tuple(map(_level, models, plain, known, shrunk))
+    divided = tuple(map(_level, models, plain, known, shrunk, zeros))
     if normalisation == "length":
         return GradientIdentity(name, scale, normalisation, divided, None)
-    levels = tuple(map(_level, models, by_tokens, known, [scale] * len(models)))
+    levels = tuple(map(_level, models, by_tokens, known, [scale] * len(models), zeros))
     return GradientIdentity(name, scale, normalisation, levels, divided[EXAMINED])
 
 
-def _level(world: EnumeratedModels, gradient: Tensor, known: dict[str, Tensor], scale: float) -> Level:
+def _level(
+    world: EnumeratedModels, gradient: Tensor, known: dict[str, Tensor], scale: float, zero: float
+) -> Level:
+    """The level of a gradient, which is rounding, without a direction, up to the norm `zero`."""
     norm, true = gradient.norm().item(), known["kl"]
     cosines = {
-        name: (gradient * target).sum().item() / (norm * target.norm().item()) if norm > 1e-12 else None
+        name: (gradient * target).sum().item() / (norm * target.norm().item()) if norm > zero else None
         for name, target in known.items()
     }
     return Level(

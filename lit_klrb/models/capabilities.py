@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from lit_klrb.models.sharding import is_sharded
 from lit_klrb.terminal import say_once
 
 # Largest difference of equal logits, relative to the largest logit, in float32 and better. Rounding makes it
@@ -52,9 +53,10 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Compute with float32 copies of weights that have 16 bits, of one block of layers at a time.
 
     The result of a check then does not depend on the dtype of the weights, whose rounding would hide
-    differences.
+    differences. FSDP2 replaces the weights of each block in its passes: those of a sharded model stay.
     """
-    short = {weight: weight.data for weight in model.parameters() if weight.dtype in SHORT}
+    weights = [] if is_sharded(model) else model.parameters()
+    short = {weight: weight.data for weight in weights if weight.dtype in SHORT}
     blocks = [
         module for module in model.modules() if short and isinstance(module, GradientCheckpointingLayer)
     ]

@@ -109,7 +109,7 @@ def shard(model: PreTrainedModel, mesh: "DeviceMesh") -> None:
     register_fsdp_forward_method(model, RUN_BACKBONE)
 
 
-def is_sharded(model: PreTrainedModel) -> bool:
+def is_sharded(model: nn.Module) -> bool:
     """Whether `shard` divided the model."""
     return hasattr(model, RUN_BACKBONE)
 

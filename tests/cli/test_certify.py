@@ -275,3 +275,12 @@ def test_every_name_has_one_role():
     assert len(dict(names)) == len(names)
     assert all(ROLE_OF[role] == role for role in ROLES)
     assert all(re.fullmatch(r"[a-z_]+", name) for name in ROLE_OF)
+
+
+def test_the_rounding_of_a_zero_gradient_has_no_direction():
+    def k1(logprobs, ref_logprobs, mask):
+        return ((logprobs.float() - ref_logprobs.float()) * mask).sum()
+
+    found = certify(BoundLoss("k1", k1, {}, {})).on_policy
+    assert found.name == "zero"
+    assert {cosine for level in found.levels for cosine in level.cosines.values()} == {None}

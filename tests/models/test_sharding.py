@@ -10,6 +10,7 @@ from benchmarks.kills.children import Child
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.engine.generation import Sampling, generate_completions
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.heads import split_model
 from lit_klrb.models.loading import fresh_model
 from lit_klrb.models.sharding import shard
 
@@ -35,10 +36,15 @@ def sample_on_both(arguments):
     eos = int(whole.completions[0, 0])
     whole = sample(model, prompts, [eos])
     assert whole.mask.sum(1).tolist() == [1, 6]
-    shard(model, distributed.init_device_mesh("cpu", (2,)))
+    mesh = distributed.init_device_mesh("cpu", (2,))
+    shard(model, mesh)
     own = sample(model, prompts[rank : rank + 1], [eos], rank)
     assert torch.equal(own.tokens, whole.tokens[rank : rank + 1])
     assert torch.equal(own.mask, whole.mask[rank : rank + 1])
+    short = fresh_model(CONFIG, grammar_tokenizer(), seed=0).bfloat16()
+    shard(short, mesh)
+    # The embeddings stay gathered after a pass, the blocks do not
+    assert all(split_model(short) for _ in range(2))
     return 0
 
 
