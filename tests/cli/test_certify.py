@@ -220,10 +220,12 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_losses.py").write_text(script)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "76")
     code, shown, _ = run(capsys, *command.split()[1:])
     plain = re.sub("\x1b\\[[0-9;]*m", "", shown)
-    assert (code, [line.rstrip() for line in plain.splitlines()]) == (1, output.splitlines())
+    *beginning, dots = output.splitlines()
+    assert (code, dots) == (1, "...")
+    assert [line.rstrip() for line in plain.splitlines()][: len(beginning)] == beginning
 
 
 def test_a_kl_in_the_reward_is_right():
