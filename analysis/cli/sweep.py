@@ -219,7 +219,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
         # Imported here as the statistics are slow to import
         from analysis.report.assessment import load_assessment, sentence_of
 
-        print(printable(sentence_of(load_assessment(store.directory))))
+        print_lines(printable(sentence_of(load_assessment(store.directory))))
         print(f"its page: {shlex.join(['lit-klrb', 'report', str(store.directory)])}")
     return 0 if outcome.complete else 1
 

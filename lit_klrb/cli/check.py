@@ -43,6 +43,7 @@ from lit_klrb.reward_functions import KEY, FunctionReward, TrainerState
 from lit_klrb.rewards import TrainingReward
 from lit_klrb.run.lightning_internals import attach
 from lit_klrb.studies.base import PolicyStudy
+from lit_klrb.terminal import print_lines
 
 # How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
 LATER = "after the first step on a rollout"
@@ -227,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigurationError(answers[0]["error"])
     sys.stderr.write(said.getvalue())
     if options and not known.json:
-        print("\n".join(_lines(answers[0])))
+        print_lines(*_lines(answers[0]))
         print("OK: no problem found before the first step (machine-readable: --json)", file=sys.stderr)
     else:
         print(json.dumps(answers[0] if options else answers, indent=1 if options else None))
@@ -247,7 +248,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         known = estimator["optimises"]
         about = estimator["name"] + (f"; optimises {known}" if known else "")
     lines = [
-        f"model: {answer['module']}{': ' if models else ''}{', '.join([*models, *weights])}",
+        f"model: {answer['module']}{': ' if models or weights else ''}{', '.join([*models, *weights])}",
         f"rows: of {' and '.join(data) or 'your own'}" + (f", {_rows(shown)}" if shown else ""),
         *([f"first row: {shown['first']}".replace("\n", "\\n")] if shown else []),
         f"estimator: {about}",

@@ -167,7 +167,9 @@ def test_the_arguments_of_fit_print_one_answer(chain, capsys):
     assert [line.partition(":")[0] for line in lines] == names
     sft = ["check", *chain.commands.argv("fit", "sft")[1:]]
     assert main(sft) == 0
-    assert "estimator: none" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "estimator: none" in said
+    assert said.startswith("model: SFTModule: policy float32")
     assert main([*sft, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["module"] == "SFTModule"
 
