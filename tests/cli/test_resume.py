@@ -39,7 +39,8 @@ CUTS = [
     *(("control variate", batches, False) for batches in (2, 5)),
     ("token values", 3, False),
     *(("accumulation", batches, False) for batches in (3, 4)),
-    *(("moving reference", batches, False) for batches in (4, 5)),
+    # Before the reference moves for the first time, and after it: the copy has the step before's checkpoint
+    *(("moving reference", batches, False) for batches in (5, 6)),
     *(("preferences", batches, batches == 2) for batches in (2, 3)),
     *(("dropout", batches, batches == 3) for batches in (2, 3)),
     ("bfloat16", 3, False),

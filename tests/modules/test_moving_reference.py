@@ -54,6 +54,9 @@ def test_the_kl_is_to_the_start_and_to_the_current_reference(chain, tmp_path, ca
     assert all(torch.equal(weights[name], policy[name]) for name in weights)
     start, current = logged(run, "val/kl"), logged(run, "val/kl_current")
     assert start[0] == current[0]
+    assert min(logged(run, "train/kl").items())[1] > 1e-6, (
+        "the first rollout's is to the reference of the start"
+    )
     assert current[5] < 0.5 * start[5]
     for reference, kl in ((chain.checkpoint("sft"), start[5]), (str(fourth), current[5])):
         argv = ["--ckpt_path", str(last), "--model.reference_path", reference]

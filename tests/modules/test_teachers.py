@@ -57,6 +57,8 @@ def test_the_expected_gradient_is_that_of_each_prompts_own_kl(monkeypatch, estim
         module.policy = policy
         module.pair = Pair(pairs[0].first, by_teacher=dict(zip(NAMES, pairs, strict=True)))
         (fused, composed), *_ = expected_gradients(estimator, module, True)
+        if is_served:  # statistics of all teachers are those of its head, whatever the estimator reads
+            assert module.pair.score(*test_teacher_gradient.every_batch())[1].head_kl is not None
     assert truth.abs().max() > 1e-2
     assert all((gradient - truth).abs().max() < 1e-10 for gradient in (fused, composed))
 
@@ -68,7 +70,8 @@ def test_the_parts_of_a_rollout_have_the_loss_and_the_gradient_of_the_whole():
     pair = Pair(pairs["a"].first, by_teacher=pairs)
     rollout, batch = every_batch()
     states, stats = pair.score(rollout, batch | {"rows": [{"teacher": "a"}, {"teacher": "b"}]})
-    estimator, own = RaoBlackwell(), stats.logprobs.detach()
+    estimator, own = RaoBlackwell(off_policy="clip"), stats.logprobs.detach()
+    own = own + 0.3 * torch.randn(own.shape, generator=torch.Generator().manual_seed(0), dtype=own.dtype)
     rewards = torch.zeros(len(own), dtype=own.dtype)
     weights = estimator.weights(stats.detach(), rollout.mask, rewards, group_size=2)
     whole = Experience(rollout, states, own, rewards, weights, None, {})
@@ -154,8 +157,8 @@ def test_a_run_with_several_teachers_resumes_bit_for_bit_within_a_rollout(chain,
     assert kls[0] == kls[1]
 
 
-def test_check_shows_each_teacher(chain, taught, capsys):
-    options = taught(chain.checkpoint("sft"), chain.checkpoint("rloo"))
+def test_check_shows_each_teacher_and_a_validation_without_one_of_them_is_read(chain, taught, capsys):
+    options = taught(chain.checkpoint("sft"), chain.checkpoint("rloo"), validation="a")
     assert chain.run("check", "distill", *options) == 0
     shown = capsys.readouterr().out
     assert (
