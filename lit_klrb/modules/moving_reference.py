@@ -14,6 +14,7 @@ from lit_klrb.engine.served import is_address
 from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import merged_weights, separates
+from lit_klrb.models.dtypes import convert
 from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.rollouts.pair import Loaded
 
@@ -119,8 +120,16 @@ class MovingReferenceModule(RegularisedModule, ABC):
         _check_same_shapes(second, self.policy)
         first = second._replace(model=loading.freeze(copy.deepcopy(second.model)))
         self.first_reference, self.first_pair = first.model, self.pair_with(first)
-        # In 16 bits, small steps towards the policy would be rounded away
-        second.model.to(torch.float32)  # type: ignore[arg-type]
+
+    def configure_model(self) -> None:
+        """Build the models; the reference gets as many digits as the policy, whose copy it becomes.
+
+        A frozen model may have 16 bits where the policy has 32, in which small steps would be rounded away.
+        """
+        super().configure_model()
+        if self._update is not None and self.first_pair is not None:
+            dtypes = {weight.dtype for weight in self.policy.parameters()}
+            convert(self.reference, max(dtypes, key=lambda dtype: torch.finfo(dtype).bits))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Let the reference follow before a rollout; the checkpoint of this step was saved before."""

@@ -6,12 +6,14 @@ import re
 import pytest
 import torch
 import yaml
+from lightning import Trainer
 from runs import logged, one_line_of
 
 from analysis.cli.main import main as analyse
 from lit_klrb.cli.main import main
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import add_adapter, merged
+from lit_klrb.modules import RLOOModule
 from lit_klrb.modules.moving_reference import STATE_KEY, ReferenceUpdate
 
 ONE_STEP = ["--model.inner_epochs", "1", "--model.learning_rate", "0.01"]
@@ -63,6 +65,22 @@ def test_the_kl_is_to_the_start_and_to_the_current_reference(chain, tmp_path, ca
         assert chain.run("validate", "rloo", *argv, run=tmp_path / "other") == 0
         shown = re.search(r"val/kl\s+│\s+([\d.]+)", capsys.readouterr().out)
         assert float(shown[1]) == pytest.approx(kl, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)]
+)
+def test_a_reference_that_moves_has_the_digits_of_the_policy(tmp_path, precision, dtype):
+    """Also if its file has 16 bits, in which a step of a hundredth would be rounded away."""
+    model(0, n_positions=64).to(torch.bfloat16).save_pretrained(tmp_path)
+    loading.load_tokenizer("path", "grammar").save_pretrained(tmp_path)
+    paths = {"policy_path": str(tmp_path), "reference_path": str(tmp_path), "reward_path": "grammar"}
+    module = RLOOModule(**paths, reference_update={"every": 2})
+    module.trainer = Trainer(max_steps=1, accelerator="cpu", precision=precision, logger=False)
+    module.trainer.strategy.connect(module)
+    module.configure_model()
+    for moving in (module.policy, module.reference):
+        assert {weight.dtype for weight in moving.parameters()} == {dtype}
 
 
 REFUSED = {
