@@ -172,9 +172,10 @@ def _compared(plan: Plan) -> list[str]:
     grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
         return [f"nothing is compared: {primary.control} is the only arm"]
+    betas = "beta" if len(grid.beta) == 1 else "betas"
     lines = [
         f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
-        f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
+        f"  {len(grid.beta)} {betas} x {grid.replicates} replicates = {plan.pairs} matched pairs",
     ]
     if blocks := grid.blocks:
         each = grid.replicates // len(blocks)
