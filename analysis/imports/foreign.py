@@ -53,7 +53,12 @@ class LoggedRun:
             return None
         common = set.intersection(*(set(values) for values in self.curves.values()))
         if not common:
-            raise ConfigurationError(f"{self.place}: no row of {self} has both {' and '.join(METRICS)}")
+            steps = [
+                f"{name} at {', '.join(map(str, sorted(v)[:3]))}" for name, v in self.curves.items() if v
+            ]
+            problem = f"no row of {self} has both {' and '.join(METRICS)}"
+            remedy = f"its steps: {'; '.join(steps)}; write the step of one in the rows of the other"
+            raise ConfigurationError(f"{self.place}: {problem}; {remedy}")
         return {name: values[max(common)] for name, values in self.curves.items()}
 
 

@@ -43,13 +43,7 @@ class GivenAnswers(CorpusDataModule, ABC):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class WholeTexts(GivenAnswers, ABC):
-    """Whole texts.
-
-    Args:
-        batch_size: Rows per training batch.
-        eval_batch_size: Rows per evaluation batch.
-        system_prompt: A system message for conversations without one.
-    """
+    """Whole texts."""
 
     batch_size: int = 64
     generated_size: int = 20_000

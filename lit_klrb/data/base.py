@@ -229,8 +229,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         """Load the splits of the stage; for predict, all prompts of a file of prompts."""
         self.check_module(stage)
         for split in SPLITS[stage]:
-            if stage == "predict" and self.want == "prompts" and (given := given_prompts(self.origin)):
-                self.rows[split] = given
+            if stage == "predict" and self.want == "prompts" and (prompts := given_prompts(self.origin)):
+                self.rows[split] = prompts
             else:
                 self.rows[split] = self.load(split)
 

@@ -143,9 +143,9 @@ def check_settings(tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, An
     except (jinja2.TemplateError, RecursionError):
         return  # the first row says so
     read = find_undeclared_variables(parsed)
-    ours = {"messages", "add_generation_prompt", *tokenizer.special_tokens_map}
-    if unread := sorted(settings.keys() - (read - ours)):
-        named = ", ".join(sorted(read - ours - _FUNCTIONS)) or "none"
+    filled = {"messages", "add_generation_prompt", *tokenizer.special_tokens_map}
+    if unread := sorted(settings.keys() - (read - filled)):
+        named = ", ".join(sorted(read - filled - _FUNCTIONS)) or "none"
         raise ConfigurationError(f"the chat template has no setting {unread[0]}; it has: {named}", key=key)
 
 

@@ -132,8 +132,8 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tu
     The others are those of the model's generation settings: chat models have one for the end of a turn and
     one for the end of a text.
     """
-    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [tokenizer.eos_token_id, *(own if isinstance(own, (list, tuple)) else [own])]
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [tokenizer.eos_token_id, *(ends if isinstance(ends, (list, tuple)) else [ends])]
     return tuple(dict.fromkeys(index for index in ids if index is not None))
 
 

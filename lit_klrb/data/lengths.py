@@ -89,10 +89,10 @@ class Selection:
     def _line(self, what: str) -> str:
         """How many rows are left out, and why: the three most frequent reasons."""
         ordered = sorted(self.reasons.items(), key=lambda item: -len(item[1]))
-        why = [f"{len(places)} {reason} ({places[0]})" for reason, places in ordered[:3]]
-        more = [f"{sum(len(places) for _, places in ordered[3:])} for other reasons"] * (len(ordered) > 3)
-        rows = f"{self.left_out} of {self.total} {self.split} rows"
-        return f"{self.source}: {rows} {what}: {', '.join([*why, *more])}"
+        why = [f"{len(rows)} {reason} ({rows[0]})" for reason, rows in ordered[:3]]
+        more = [f"{sum(len(rows) for _, rows in ordered[3:])} for other reasons"] * (len(ordered) > 3)
+        count = f"{self.left_out} of {self.total} {self.split} rows"
+        return f"{self.source}: {count} {what}: {', '.join([*why, *more])}"
 
     def within(self, encoded: Encoded, more: int = 0) -> Encoded:
         """A text of at most `limit` tokens: longer ones are left out, cut or refused."""
@@ -114,7 +114,7 @@ class Selection:
         """Numbers for `check`."""
         return {
             "rows": self.total,
-            "left_out": {reason: len(places) for reason, places in self.reasons.items()},
+            "left_out": {reason: len(rows) for reason, rows in self.reasons.items()},
             "cut": self.cut,
             "median_tokens": statistics.median(self.lengths or [0]),
             "longest_tokens": max(self.lengths, default=0),

@@ -209,14 +209,14 @@ def _json_values(text: TextIO) -> Iterator[Any]:
 
 def _cells(file: Path) -> list[RawRow]:
     """The rows of a table in text, whose cells are texts; empty ones are None."""
-    own = "\t" if suffix_of(file) == ".tsv" else ","
+    usual = "\t" if suffix_of(file) == ".tsv" else ","
     csv.field_size_limit(sys.maxsize)
     with _opened(file, newline="") as text:
         header = text.readline()
-        sep = own if own in header else next((other for other in SEPARATORS if other in header), own)
+        sep = usual if usual in header else next((other for other in SEPARATORS if other in header), usual)
         text.seek(0)
         # Quotes may be no more than that in .tsv
-        reader = csv.reader(text, delimiter=sep, strict=own == ",")
+        reader = csv.reader(text, delimiter=sep, strict=usual == ",")
         names, rows = [*map(str.strip, next(reader, []))], list[RawRow]()
         if twice := next((name for name in names if name and names.count(name) > 1), None):
             raise ValueError(f"the header has {twice} twice")
@@ -229,9 +229,9 @@ def _cells(file: Path) -> list[RawRow]:
         except csv.Error as error:
             quotes = f"a cell with {SEPARATORS[sep]} in it needs quotes"
             raise ValueError(f"line {reader.line_num}: {error}; {quotes}") from error
-    if sep != own:
+    if sep != usual:
         log.warning("%s: cells are separated by %s", file, SEPARATORS[sep])
-    if own == "\t":
+    if usual == "\t":
         with _opened(file) as text:
             lines = sum(bool(line.strip()) for line in text) - 1
         if lines > len(rows):

@@ -53,24 +53,24 @@ class Turns:
             elif text[len(start) : end].strip() in ("", *self.ends):  # such as a call that it does not read
                 self.say("writes nothing of an answer; its end is not trained on")
             else:
-                spans.append((self._own(number, len(start), end), end))
+                spans.append((self._after_added(number, len(start), end), end))
         return spans
 
-    def _own(self, number: int, start: int, end: int) -> int:
+    def _after_added(self, number: int, start: int, end: int) -> int:
         """Where an answer begins after what the template puts before it, such as thoughts that are empty."""
         messages, content = list(self.chat.messages), self.chat.messages[number]["content"].strip()
         if has_more(messages[number]) or self.text[start:end].lstrip().startswith(content):
             return start
         messages[number] = {**messages[number], "content": MARK}
         marked = replace(self.chat, messages=tuple(messages)).rendered(self.key, self.tokenizer)
-        place = marked.find(MARK, start)
-        added = self.text[start:place].strip()
-        if place < 0 or marked[:place] != self.text[:place] or not added:
+        index = marked.find(MARK, start)
+        added = self.text[start:index].strip()
+        if index < 0 or marked[:index] != self.text[:index] or not added:
             return start
         if number and self.text[:start] == self._first(number):
             return start  # without a generation prompt this is the answer's beginning
         self.say(f"puts {shown(added)} before answers, which is not trained on")
-        return place
+        return index
 
     def _first(self, number: int, **settings: Any) -> str:
         """The text of the first messages."""
@@ -107,23 +107,23 @@ class Turns:
         if end and self.chat.messages[number + 1]["content"] not in text[start:end]:
             return end
         # A beginning is gone, such as thoughts, or an end, such as an EOS after the last message
-        own = through[start:]
-        kept = next(len(own) - n for n in range(len(own) + 1) if text.startswith(own[n:], start))
+        answer = through[start:]
+        kept = next(len(answer) - n for n in range(len(answer) + 1) if text.startswith(answer[n:], start))
         limit = max(start + kept, self._common(through))
         return self._first_end(start, limit) or limit
 
     def _first_end(self, start: int, limit: int) -> int:
         """Where the first end between two places ends; 0 if there is none."""
-        places = [(self.text.find(end, start, limit), len(end)) for end in self.ends]
-        return min((place + length for place, length in places if place >= 0), default=0)
+        starts = [(self.text.find(end, start, limit), len(end)) for end in self.ends]
+        return min((first + length for first, length in starts if first >= 0), default=0)
 
     def _common(self, other: str) -> int:
         """Length of what the text has in common with another one, without a part of a control token."""
         pairs = enumerate(zip(self.text, other, strict=False))
         length = next((n for n, (one, another) in pairs if one != another), min(len(self.text), len(other)))
-        places = [
+        starts = [
             (text.rfind(token, 0, length + len(token) - 1), len(token))
             for text in (self.text, other)
             for token in self.controls
         ]
-        return min((place for place, size in places if 0 <= place < length < place + size), default=length)
+        return min((first for first, size in starts if 0 <= first < length < first + size), default=length)

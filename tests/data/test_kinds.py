@@ -26,91 +26,47 @@ def said(*messages):
     return [tuple(m.values()) for m in messages]
 
 
+# fmt: off
 READ = {
-    "Automodel#3143, unsloth#11053: a system message before conversations": (
-        "texts",
-        {"system": "Be brief.", "messages": [ASK, NO]},
-        [None, said(SYSTEM, ASK, NO)],
-    ),
+    "Automodel#3143, unsloth#11053: a system message before conversations": ("texts",
+        {"system": "Be brief.", "messages": [ASK, NO]}, [None, said(SYSTEM, ASK, NO)]),
     "before a prompt": ("prompts", {"system_prompt": "Be brief.", "prompt": [ASK]}, [said(SYSTEM, ASK)]),
-    "before preferences": (
-        "pairs",
-        {"system": "Be brief.", "chosen": [ASK, NO], "rejected": [ASK, YES]},
-        [said(SYSTEM, ASK), said(NO), said(YES)],
-    ),
-    "the conversation's own stays": (
-        "texts",
-        {"system": "Other", "messages": [SYSTEM, ASK, NO]},
-        [None, said(SYSTEM, ASK, NO)],
-    ),
-    "maxtext#3895, promptfoo#449: a question is the prompt of preferences": (
-        "pairs",
+    "before preferences": ("pairs", {"system": "Be brief.", "chosen": [ASK, NO], "rejected": [ASK, YES]},
+        [said(SYSTEM, ASK), said(NO), said(YES)]),
+    "the conversation's own stays": ("texts", {"system": "Other", "messages": [SYSTEM, ASK, NO]},
+        [None, said(SYSTEM, ASK, NO)]),
+    "maxtext#3895, promptfoo#449: a question is the prompt of preferences": ("pairs",
         {"question": "Is 7 even?", "chosen": "The number 7 is not.", "rejected": "The number 7 is."},
-        ["Is 7 even?\n\n", "The number 7 is not.", "The number 7 is."],
-    ),
-    "a reward model reads it, too": (
-        "preferences",
-        {"input": "Is 7 even?", **TEXTS},
-        ["Is 7 even?", "No.", "Yes."],
-    ),
-    "an instruction with its input": (
-        "pairs",
-        {"instruction": "Double it.", "input": "7", **TEXTS},
-        ["Double it.\n\n7\n\n", "No.", "Yes."],
-    ),
-    "not of conversations that have one": (
-        "pairs",
-        {"question": "even", "chosen": [ASK, NO], "rejected": [ASK, YES]},
-        [said(ASK), said(NO), said(YES)],
-    ),
-    "a text before messages": (
-        "pairs",
-        {"prompt": "Is 7 even?", "chosen": [NO], "rejected": [YES]},
-        [said(ASK), said(NO), said(YES)],
-    ),
+        ["Is 7 even?\n\n", "The number 7 is not.", "The number 7 is."]),
+    "a reward model reads it, too": ("preferences", {"input": "Is 7 even?", **TEXTS},
+        ["Is 7 even?", "No.", "Yes."]),
+    "an instruction with its input": ("pairs", {"instruction": "Double it.", "input": "7", **TEXTS},
+        ["Double it.\n\n7\n\n", "No.", "Yes."]),
+    "not of conversations that have one": ("pairs", {"question": "even", "chosen": [ASK, NO],
+        "rejected": [ASK, YES]}, [said(ASK), said(NO), said(YES)]),
+    "a text before messages": ("pairs", {"prompt": "Is 7 even?", "chosen": [NO], "rejected": [YES]},
+        [said(ASK), said(NO), said(YES)]),
     "messages before texts": ("pairs", {"messages": [ASK], **TEXTS}, [said(ASK), said(NO), said(YES)]),
-    "one message for each": (
-        "pairs",
-        {"conversations": [ASK], "chosen": NO, "rejected": {"from": "gpt", "value": "Yes."}},
-        [said(ASK), said(NO), said(YES)],
-    ),
-    "OpenRLHF#909: the prompt again in both answers": (
-        "pairs",
-        {"prompt": "Is 7 even? ", "chosen": "Is 7 even? No.", "rejected": "Is 7 even? Yes."},
-        ["Is 7 even? ", "No.", "Yes."],
-    ),
-    "and in a completion": (
-        "texts",
-        {"prompt": "Is 7 even?", "completion": "Is 7 even? No."},
-        ["Is 7 even?", " No."],
-    ),
-    "and in that of a conversation": (
-        "texts",
-        {"prompt": [ASK], "completion": [ASK, NO]},
-        [said(ASK), said(NO)],
-    ),
-    "one word may be chance": (
-        "pairs",
-        {"prompt": "I", "chosen": "I do", "rejected": "I may"},
-        ["I", "I do", "I may"],
-    ),
-    "mpttune#12: instruction and output, not the text that was made of them": (
-        "texts",
+    "one message for each": ("pairs", {"conversations": [ASK], "chosen": NO,
+        "rejected": {"from": "gpt", "value": "Yes."}}, [said(ASK), said(NO), said(YES)]),
+    "OpenRLHF#909: the prompt again in both answers": ("pairs", {"prompt": "Is 7 even? ",
+        "chosen": "Is 7 even? No.", "rejected": "Is 7 even? Yes."}, ["Is 7 even? ", "No.", "Yes."]),
+    "and in a completion": ("texts", {"prompt": "Is 7 even?", "completion": "Is 7 even? No."},
+        ["Is 7 even?", " No."]),
+    "and in that of a conversation": ("texts", {"prompt": [ASK], "completion": [ASK, NO]},
+        [said(ASK), said(NO)]),
+    "one word may be chance": ("pairs", {"prompt": "I", "chosen": "I do", "rejected": "I may"},
+        ["I", "I do", "I may"]),
+    "mpttune#12: instruction and output, not the text that was made of them": ("texts",
         {"instruction": "Is 7 even?", "input": "", "output": "No.", "text": "### Response: No."},
-        ["Is 7 even?\n\n", "No."],
-    ),
-    "what a question is about": (
-        "texts",
-        {"context": "A number, 7.", "question": "Is it even?", "answer": "No."},
-        ["Is it even?\n\nA number, 7.\n\n", "No."],
-    ),
-    "messages, not the text of the first of them": (
-        "prompts",
-        {"prompt": "Is 7 even?", "messages": [ASK, NO]},
-        [said(ASK)],
-    ),
+        ["Is 7 even?\n\n", "No."]),
+    "what a question is about": ("texts", {"context": "A number, 7.", "question": "Is it even?",
+        "answer": "No."}, ["Is it even?\n\nA number, 7.\n\n", "No."]),
+    "messages, not the text of the first of them": ("prompts",
+        {"prompt": "Is 7 even?", "messages": [ASK, NO]}, [said(ASK)]),
     "a question alone": ("prompts", {"question": "Is 7 even?"}, ["Is 7 even?\n\n"]),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", READ)
@@ -165,6 +121,7 @@ def test_a_system_message_makes_messages_of_texts_where_there_is_a_template():
     assert said == ["the chat template is missing: the columns of system messages are not read"]
 
 
+# fmt: off
 OFFERS = [
     ("texts", {"problem": "a", "solution": "b", "id": 1}, "{prompt: problem, completion: solution}"),
     ("texts", {"prompt": "a", "response": "b"}, "{completion: response}"),
@@ -176,13 +133,11 @@ OFFERS = [
     ("texts", {"chat": "USER: a"}, "{text: chat}"),
     ("texts", {"Prompt": "a", "COMPLETION": "b"}, "{prompt: Prompt, completion: COMPLETION}"),
     ("prompts", {"query": "a", "answer": "b"}, "{prompt: query}"),
-    (
-        "pairs",
-        {"prompt": "a", "response_chosen": "b", "response_rejected": "c"},
-        "{chosen: response_chosen, rejected: ",
-    ),
+    ("pairs", {"prompt": "a", "response_chosen": "b", "response_rejected": "c"},
+        "{chosen: response_chosen, rejected: "),
     ("labels", {"review": "a", "sentiment": "positive"}, "{text: review, label: sentiment}"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("want", "row", "line"), OFFERS)

@@ -51,8 +51,9 @@ def test_the_demos_number_of_rows_is_that_of_the_embedded_world_alone(tmp_path, 
         tmp_path / "rows.jsonl", [{"prompt": f"Is {n}", "completion": "No"} for n in range(1200)]
     )
     settings = demo(stage)
-    data, _ = attached(kind(**settings))
-    assert len(data.load("train")) == settings["generated_size"]
+    assert settings.pop("generated_size") > 500
+    data, _ = attached(kind(**settings, generated_size=70))
+    assert len(data.load("train")) == 70
     data, _ = attached(kind(**{**settings, "source": own}))
     assert len(data.load("train")) > 1000
 

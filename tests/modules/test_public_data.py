@@ -15,15 +15,8 @@ CHAT = [message("user", "Is it even?"), message("assistant", "Yes.")]
 PAIR = {"chosen": [CHAT[0], message("assistant", "No.")], "rejected": CHAT}
 PROMPT = {"prompt": "Is it even?", "prompt_id": "a1"}
 SCORES = {"score_chosen": 8.5, "score_rejected": 3.0}
-DIALOGUE = "\n\nHuman: Is {} even?\n\nAssistant: "
-# The stage, further arguments, and row number n
+# The stage, further arguments, and row number n; tests/data/test_public_sets.py has all sets
 SCHEMAS = {
-    "gsm8k": ("sft", [], lambda n: {"question": f"What is 2 + {n}?", "answer": f"It is\n#### {n + 2}"}),
-    "hh-rlhf": (
-        "dpo",
-        [],
-        lambda n: {"chosen": f"{DIALOGUE.format(n)}I think so.", "rejected": f"{DIALOGUE.format(n)}No!"},
-    ),
     "ultrafeedback_binarized": (
         "dpo",
         ["--data.split", "train_prefs", "--data.eval_split", "test_prefs"],
@@ -40,35 +33,10 @@ SCHEMAS = {
         ["--data.split", "train_sft", "--data.eval_split", "test_sft"],
         lambda n: {**PROMPT, "messages": [message("user", f"Is {n} even?"), CHAT[1], *CHAT]},
     ),
-    "tldr": (
-        "rloo",
-        [],
-        lambda n: {"prompt": f"SUBREDDIT: r/{n}\n\nPOST: long\n\nTL;DR:", "completion": " short", "id": n},
-    ),
-    "Capybara": (
-        "sft",
-        [],
-        lambda n: {
-            "source": "Airoboros",
-            "conversation": [{"input": f"Is {n} even?", "output": "Yes."}, {"input": "Why?", "output": "So"}],
-        },
-    ),
     "OpenAssistant": (
         "rloo",
         [],
         lambda n: {"messages": [message("user", f"Is {n} even?"), CHAT[1]], "lang": "en"},
-    ),
-    "ShareGPT": (
-        "sft",
-        [],
-        lambda n: {
-            "id": str(n),
-            "conversations": [
-                {"from": "system", "value": "Be brief."},
-                {"from": "human", "value": f"Is {n} even?"},
-                {"from": "gpt", "value": "Yes."},
-            ],
-        },
     ),
     "preferences with scores": (
         "pairs",
@@ -80,25 +48,14 @@ SCHEMAS = {
             "rejected-rating": 1.0,
         },
     ),
-    "instructions": (
-        "sft",
-        [],
-        lambda n: {"instruction": "Double it.", "input": str(n), "output": str(2 * n), "text": None},
-    ),
 }
 BEGUN, ASKED = "<bos>", "<bos><|user|>Is N even?<eos>\n<|assistant|>"
 # The first row as the model reads it, with N for numbers and a bar before each answer: one BOS, one end
 FIRST = {
-    "gsm8k": f"{BEGUN}What is N + N?\n\n | It is\n#### N<eos>",
-    "hh-rlhf": f"{BEGUN}\n\nHuman: Is N even?\n\nAssistant: |  I think so.<eos> |  No!<eos>",
     "ultrafeedback_binarized": f"{ASKED} | No.<eos> | Yes.<eos>",
     "UltraChat": f"{ASKED} | Yes.<eos>\n<|user|>Is it even?<eos>\n<|assistant|>Yes.<eos>",
-    "tldr": f"{BEGUN}SUBREDDIT: r/N\n\nPOST: long\n\nTL;DR: |",
-    "Capybara": f"{ASKED} | Yes.<eos>\n<|user|>Why?<eos>\n<|assistant|>So<eos>",
     "OpenAssistant": f"{ASKED} |",
-    "ShareGPT": f"<bos><|system|>Be brief.<eos>\n{ASKED.removeprefix(BEGUN)} | Yes.<eos>",
     "preferences with scores": f"{ASKED}No. | {ASKED}Yes.",
-    "instructions": f"{BEGUN}Double it.\n\nN\n\n | N<eos>",
 }
 LONG = "so " * 90
 # The stage, the rows, and what `check` says: what became of them, or the line that refuses them

@@ -80,6 +80,15 @@ def test_the_last_step_with_both_metrics_is_the_result(write):
     assert run.seed == collect(read_rows(path), columns, {"arm": "b", "beta": 1, "replicate": "a"})[0].seed
 
 
+def test_metrics_that_share_no_step_are_refused_with_their_steps(write):
+    """wandb#6005: exports have rewards and KLs in rows of their own."""
+    path = write('{"log_history": [{"step": 10, "reward": 1}, {"step": 11, "kl": 1}]}', "t.json")
+    columns = {"reward": "reward", "kl": "kl", "step": "step"}
+    (run,) = collect(read_rows(path), columns, {"arm": "a", "beta": 1, "replicate": "0"})
+    with pytest.raises(ConfigurationError, match="its steps: reward at 10; kl at 11; write the step of one"):
+        _ = run.final
+
+
 def test_a_curve_that_ends_in_nan_has_no_final_values(write):
     path = write('{"log_history": [{"step": 1, "reward": 1, "kl": 1}, {"step": 2, "reward": NaN}]}', "t.json")
     columns = {"reward": "reward", "kl": "kl", "step": "step"}
