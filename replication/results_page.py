@@ -24,16 +24,21 @@ class Row(NamedTuple):
 
 _RB, _CV, _MC, _PREFIX = "exact", "default", "sampled", "prefix"
 _OWN = "own token", "the same, sampled"
+_FORWARD = "forward KL", "own token"
 TABLES = {
     "exact": (
         Row("SmolLM2, reviews", "smollm2_frontier", "rb", "mc", (_RB, _MC)),
         Row("the same, twice the rate", "smollm2_released", "rb", "mc", (_RB, _MC)),
         Row("SmolLM2, additions", "smollm2_sums", "rb", "mc", (_RB, _MC)),
         Row("", "smollm2_sums", "combination", "mc", (_CV, _MC)),
-        Row("SmolLM2, reviews", "smollm2_parts", "without-prefix", "mc", (_CV, _MC)),
+        Row("SmolLM2, reviews", "smollm2_reviews", "combination", "mc", (_CV, _MC)),
+        Row("eight other starts", "smollm2_parts", "without-prefix", "mc", (_CV, _MC)),
         Row("small GPT-2, real reviews", "imdb_noise", "combination", "mc", (_CV, _MC)),
         Row("", "imdb_noise", "mc-x4", "mc", ("4 × samples", _MC)),
-        Row("the same, better models", "imdb_night", "combination", "mc", (_CV, _MC)),
+        Row("one rate for all arms", "imdb_small", "RaoBlackwellControlVariate", "MonteCarlo", (_CV, _MC)),
+        Row("", "imdb_small", "RaoBlackwell", "MonteCarlo", (_RB, _MC)),
+        Row("better models", "imdb_night", "combination", "mc", (_CV, _MC)),
+        Row("", "imdb_night", "rb", "mc", (_RB, _MC)),
         Row("toy", "studies", "rb", "mc", (_RB, _MC)),
         Row("", "studies", "combination", "mc", (_CV, _MC)),
         Row("", "studies", "k3-in-loss", "mc", ("k3 in the loss", _MC)),
@@ -53,8 +58,12 @@ TABLES = {
         Row("SmolLM2, a context", "smollm2_json", "own-exact", "own-sampled", _OWN),
         Row("two contexts, tuned rates", "smollm2_credit", "own-exact", "own-sampled", _OWN),
         Row("", "smollm2_credit", "discount-annealed", "own-sampled", (_CV, "own token, sampled")),
-        Row("two contexts", "smollm2_forward", "forward", "own-exact", ("forward KL", "own token")),
-        Row("two other contexts", "smollm2_contexts", "forward", "own-exact", ("forward KL", "own token")),
+        Row("two layers of it missing", "smollm2_heal", "own-exact", "own-sampled", _OWN),
+        Row("two contexts", "smollm2_future", "future-exact", "own-exact", ("all later", "own token")),
+        Row("", "smollm2_forward", "forward", "own-exact", _FORWARD),
+        Row("three rates per arm", "smollm2_directions", "forward", "own-exact", _FORWARD),
+        Row("two other contexts", "smollm2_contexts", "forward", "own-exact", _FORWARD),
+        Row("two layers of it missing", "smollm2_heal_forward", "forward", "own-exact", _FORWARD),
     ),
 }  # fmt: skip
 
@@ -101,11 +110,11 @@ def _mean(numbers: dict[str, Any], label: str, key: str) -> float:
 def _comparison(numbers: dict[str, Any], row: Row, key: str) -> tuple[str, float, list[float]]:
     """Outcome, difference, and interval; of a plan whose control is the other arm, turned round."""
     for one in numbers["comparisons"]:
-        found = one[key]
+        numbers_of = one[key]
         if (one["treatment"], one["control"]) == (row.treatment, row.control):
-            return one["outcome"], found["estimate"], found["interval"]
+            return one["outcome"], numbers_of["estimate"], numbers_of["interval"]
         if (one["control"], one["treatment"]) == (row.treatment, row.control):
             turned = {"better": "worse", "worse": "better"}.get(one["outcome"], one["outcome"])
-            ends = [-end for end in reversed(found["interval"])]
-            return turned, -found["estimate"], ends
+            ends = [-end for end in reversed(numbers_of["interval"])]
+            return turned, -numbers_of["estimate"], ends
     raise KeyError(f"{row.folder}: {row.treatment} against {row.control}")
