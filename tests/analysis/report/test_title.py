@@ -119,6 +119,15 @@ def test_where_the_kl_decides_it_is_open_which_arm_ends_nearer(tmp_path):
     )
 
 
+def test_where_the_kl_decides_the_title_names_the_arm_that_ends_nearest(tmp_path):
+    def nearer(point, made):
+        made["final"]["kl"] *= {"RaoBlackwell": 0.3, "RaoBlackwellControlVariate": 0.6}.get(point[0], 1.0)
+        return made
+
+    runs = write_sweep(tmp_path, estimators=ARMS, replicates=6, primary={"outcome": "kl"}, edit=nearer)
+    assert title_of(load_assessment(runs)).startswith("RaoBlackwell: KL ")
+
+
 def test_too_few_runs_are_no_evidence_that_no_arm_is_better(tmp_path):
     assessment = load_assessment(write_sweep(tmp_path, estimators=ARMS, replicates=1, betas={0: 0.1}))
     assert title_of(assessment).startswith("These runs are too few to tell any of 2 arms from MonteCarlo")

@@ -102,6 +102,8 @@ def test_a_rate_that_collapses_is_not_on_the_curve_of_the_logarithm():
     kept, best, own = resampled(-np.log(kls), np.log([1.0, 3.0, 9.0, 27.0]), 1, drawn)
     assert kept.tolist() == [True, True, True, False]
     assert np.sqrt(((best - own) ** 2).mean()) < 0.02
+    alike, *_ = resampled(rng.normal(size=(4, 5)), np.log([1.0, 3.0, 9.0, 27.0, 81.0]), 1, drawn)
+    assert alike.all(), "none is clearly worse"
 
 
 def test_the_chosen_rate_at_an_edge_adds_nothing(tmp_path):

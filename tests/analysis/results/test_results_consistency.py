@@ -52,7 +52,7 @@ def test_other_numbers_of_optimizer_steps_of_the_same_rollouts_are_a_caution(run
         made["settings"]["model.inner_epochs"] = 4
 
     change(runs, four_steps_per_rollout)
-    assert told(runs)[0] == ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 79", False)
+    assert ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 79", False) in told(runs)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_shares_are_counts_of_the_common_frontier_and_a_cut_leaves_those_with_le
 
 
 def test_a_diverged_run_is_dominated_by_others_and_ties_with_diverged_ones():
-    kl = [[1, np.nan], [np.nan, np.nan], [np.nan, 2], [1, 1], [1, 2]]
-    pairs = pairs_of(kl, [[0, np.nan], [1, 1], [1, 0], [2, 2], [1, 2]])
-    assert frontier.dominations(pairs) == (1, 1)
+    kl = [[1, np.nan], [np.nan, np.nan], [np.nan, 2], [1, 1], [1, 2], [1, 2], [2, 2]]
+    pairs = pairs_of(kl, [[0, np.nan], [1, 1], [1, 0], [2, 2], [1, 2], [1, 1], [1, 2]])
+    assert frontier.dominations(pairs) == (2, 2)
 
 
 def test_the_interval_of_a_share_is_clopper_and_pearsons():

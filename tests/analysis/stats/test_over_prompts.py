@@ -35,8 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("blocks", [0, 8])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "blocks"), [*((case, 0) for case in CASES), ("prompts as much", 8)])
 def test_it_covers_the_difference_on_other_prompts_and_the_interval_over_seeds_does_not(case, blocks):
     rng, hits, over_seeds, sweeps = np.random.default_rng(0), 0, 0, 1_000
     for _ in range(sweeps):
