@@ -1,7 +1,7 @@
 """Changes of the files of a sweep by which an arm looks better."""
 
 import numpy as np
-from synthetic import edit_plan, fail, grid_results, publish, settle
+from synthetic import edit_plan, fail, grid_results, id_of, publish, settle
 
 ARM, CONTROL = "RaoBlackwell", "MonteCarlo"
 GONE = None
@@ -121,6 +121,24 @@ def reseeded(runs):
 
     edit_plan(runs, edit)
     change(ARM, {"cell seed": lambda seed: seed + 1})(runs)
+
+
+def other_seeds(runs, config):
+    """All runs of the grid have other seeds than the plan gives, and ids that follow from them."""
+    moved = {}
+    for made in grid_results(runs).values():
+        where = made["cell"] | {"seed": made["cell"]["seed"] + 1}
+        moved[made["id"]] = {**made, "id": id_of(where, config), "cell": where}
+
+    def edit(document):
+        for cell in document["cells"]:
+            if (made := moved.get(cell["id"])) is not None:
+                cell |= {"id": made["id"], "seed": made["cell"]["seed"]}
+
+    edit_plan(runs, edit)
+    for old, made in moved.items():
+        (runs / "results" / f"{old}.json").unlink()
+        publish(runs / "results", made)
 
 
 def renumbered(runs):

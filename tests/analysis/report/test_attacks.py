@@ -16,6 +16,7 @@ from attacks import (
     factor,
     logged,
     lost,
+    other_seeds,
     penalised,
     planned,
     prompts,
@@ -194,6 +195,7 @@ WITHHELD = {
     "a copy with a factor": (copied((ARM, 0, 0), (ARM, 0, 3), factor), ", times "),
     "starts renumbered": (renumbered, "its id is not that of its configuration, seed and inputs"),
     "seeds of one arm": (reseeded, "have different seeds"),
+    "seeds of all runs": (lambda runs: other_seeds(runs, CONFIG), "0: its seed is "),
     "half of the prompts": (prompts(kept=8), "different numbers of prompts: MonteCarlo 16; RaoBlackwell 8"),
     "half of the prompts of all": (prompts(evaluated=32), "has values of 16 prompts, but 32 were evaluated"),
     "no values of prompts": (

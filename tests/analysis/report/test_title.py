@@ -81,8 +81,10 @@ def test_a_difference_within_the_margin_is_no_equivalence_where_nothing_trains(t
 
 def test_a_clear_difference_below_the_margin_is_said_to_be(tmp_path):
     primary = {"margins": {"objective": 2.0}}
-    made = write_sweep(tmp_path, replicates=6, lift={"RaoBlackwell": 0.6}, primary=primary)
+    made = write_sweep(tmp_path / "less", replicates=6, lift={"RaoBlackwell": 0.6}, primary=primary)
     assert "The planned margin is ±2.00; RaoBlackwell by less than it." in meaning_of(load_assessment(made))
+    made = write_sweep(tmp_path / "more", replicates=6, lift={"RaoBlackwell": -4.0}, primary=primary)
+    assert "The planned margin is ±2.00." in meaning_of(load_assessment(made))
 
 
 def test_every_page_says_for_which_prompts_and_where_others_may_decide_otherwise(tmp_path):
