@@ -72,5 +72,5 @@ def hunt(project, *, workers, kills, grid, seconds, seed):
 
 
 def test_random_kills_of_any_process_change_nothing(project):
-    ran = hunt(project, workers=4, kills=5, grid={"replicates": 6}, seconds=0.05, seed=0)
-    assert len(ran) == 26
+    ran = hunt(project, workers=4, kills=8, grid={"replicates": 8}, seconds=0.05, seed=0)
+    assert len(ran) == 34
