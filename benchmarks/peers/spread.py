@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.estimators.certificate import TOLERANCE
 from lit_klrb.estimators.enumerated_loss import EXAMINED, Loss, LossError, LossInputs, padded, worlds
+from lit_klrb.estimators.identity import TOLERANCE
 from lit_klrb.functional.enumeration import exact_kl_gradient
 
 # Batches per size: fewer of the large ones, whose means are good enough
