@@ -195,6 +195,8 @@ def test_two_processes_equal_one_in_each_cell_of_the_table(chain, tmp_path, monk
             "reward": ("reward",),
             "dpo": ("dpo", *PROMPTS),
             "distill": ("distill", *PROMPTS, *TEACHES),
+            "sft_lora": ("sft", "--model.policy_config", "null", "--model.policy_path", sft, *LORA),
+            "dpo_lora": ("dpo", *PROMPTS, *OFF, sft),
             "rloo_lora": ("rloo", *PROMPTS, *OFF, sft),
             "distill_lora": ("distill", *PROMPTS, *student, *LORA),
             "served": ("distill", *PROMPTS, *student, "--model.reference_path", server.address),
