@@ -6,6 +6,7 @@ Files that fail a check of their own are problems here; `analysis.checks` compar
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,7 +60,7 @@ class Sweep:
         """Runs of the grid by (arm, beta index, replicate)."""
         return {run.cell.place: run for run in self.runs if run.cell.place is not None}
 
-    @property
+    @cached_property  # asked for by each run of the grid
     def landmarks(self) -> list[Run]:
         """Runs of the shared stages without studies: the reference and the warm start."""
         return [run for run in self.runs if run.cell.arm is None and not (run.studies or run.other_studies)]
