@@ -114,25 +114,25 @@ def _certify(options: argparse.Namespace) -> int:
             values[key] = yaml.safe_load(text)
     loss = BoundLoss(options.function, import_member(options.function, module, name), arguments, values)
     try:
-        found = certify(loss, takes_mask=loss.takes_mask, takes_old=loss.takes_old)
+        certificate = certify(loss, takes_mask=loss.takes_mask, takes_old=loss.takes_old)
     except LossError as error:
         print(error_line(f"{options.function} failed: {error}"), file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(_as_json(loss, found, options.claims), indent=2))
+        print(json.dumps(_as_json(loss, certificate, options.claims), indent=2))
     else:
-        _print_page(loss, found, options.claims)
-    return int(options.claims is not None and not has_gradient(found, options.claims))
+        _print_page(loss, certificate, options.claims)
+    return int(options.claims is not None and not has_gradient(certificate, options.claims))
 
 
-def has_gradient(found: Certificate, claim: str) -> bool:
+def has_gradient(certificate: Certificate, claim: str) -> bool:
     """Whether a loss has the gradient on-policy, times a positive factor, whatever the padding holds."""
-    verdict = found.on_policy
+    verdict = certificate.on_policy
     return (
         verdict.name in FULFILLED_BY.get(claim, (claim,))
         and verdict.normalisation != "length"
         and (claim == ZERO or verdict.scale > 0)
-        and found.padding <= TOLERANCE
+        and certificate.padding <= TOLERANCE
     )
 
 
@@ -144,43 +144,43 @@ def _pairs(key: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _as_json(loss: BoundLoss, found: Certificate, claim: str | None) -> dict[str, Any]:
-    gradients = {key: as_json(getattr(found, key)) for key in ("on_policy", "off_policy", "alone")}
+def _as_json(loss: BoundLoss, certificate: Certificate, claim: str | None) -> dict[str, Any]:
+    gradients = {key: as_json(getattr(certificate, key)) for key in ("on_policy", "off_policy", "alone")}
     about = {"loss": loss.name, "roles": loss.roles, "returns": loss.returned}
-    held = {} if claim is None else {"claim": claim, "holds": has_gradient(found, claim)}
-    return about | found._asdict() | gradients | held
+    held = {} if claim is None else {"claim": claim, "holds": has_gradient(certificate, claim)}
+    return about | certificate._asdict() | gradients | held
 
 
-def _print_page(loss: BoundLoss, found: Certificate, claim: str | None) -> None:
-    print_lines(f"gradient: {describe(found.on_policy)}", *explain_names(found.on_policy))
+def _print_page(loss: BoundLoss, certificate: Certificate, claim: str | None) -> None:
+    print_lines(f"gradient: {describe(certificate.on_policy)}", *explain_names(certificate.on_policy))
     if claim is not None:
-        print(f"the claimed one, {claim}: {'yes' if has_gradient(found, claim) else 'NO'}")
-    print_lines(f"{conclude(found.on_policy)}\n")
-    print_levels(found.on_policy)
+        print(f"the claimed one, {claim}: {'yes' if has_gradient(certificate, claim) else 'NO'}")
+    print_lines(f"{conclude(certificate.on_policy)}\n")
+    print_levels(certificate.on_policy)
     print()
-    if found.off_policy is not None:
-        print_lines(f"with completions of another policy: {describe(found.off_policy)}")
-        print_lines(f"  {conclude(found.off_policy)}")
-    for line in _remarks(loss, found):
+    if certificate.off_policy is not None:
+        print_lines(f"with completions of another policy: {describe(certificate.off_policy)}")
+        print_lines(f"  {conclude(certificate.off_policy)}")
+    for line in _remarks(loss, certificate):
         print_lines(printable(line))
 
 
-def _remarks(loss: BoundLoss, found: Certificate) -> list[str]:
-    gradient = found.on_policy
+def _remarks(loss: BoundLoss, result: Certificate) -> list[str]:
+    gradient = result.on_policy
     clamped = [size(level) for i, level in enumerate(gradient.levels) if i not in gradient.agrees_at]
     zeros = [key for key, role in loss.roles.items() if role in ("rewards", "advantages", "token_advantages")]
     reads = [key if key == role else f"{key} ({role})" for key, role in loss.roles.items()]
-    outside = found.padding > TOLERANCE
+    outside, failed = result.padding > TOLERANCE, result.alone_error
     remarks = {
         NORMALISATIONS.get(gradient.normalisation, ""): gradient.normalisation in NORMALISATIONS,
         f"a part is clamped or left out with {'; '.join(clamped)}": gradient.agrees_at and clamped,
-        "the loss does not depend on the policy: is it detached?": not found.depends,
-        f"in batches of one completion: {found.alone and describe(found.alone)}": found.alone,
-        f"batches of one completion fail ({found.alone_error}): batches of two were tried": found.alone_error,
-        "it takes no mask: single completions without padding were tried": not found.paired,
-        "completions of a batch are summed, not averaged: the scale grows with the batch": found.over_batch,
-        "divided by the number of positions, with padding: the scale changes with that": found.over_width,
-        f"what lies outside the mask CHANGES the gradient, by {found.padding:.2g} of its size": outside,
+        "the loss does not depend on the policy: is it detached?": not result.depends,
+        f"in batches of one completion: {result.alone and describe(result.alone)}": result.alone,
+        f"batches of one completion fail ({failed}): batches of two were tried": failed,
+        "it takes no mask: single completions without padding were tried": not result.paired,
+        "completions of a batch are summed, not averaged: the scale grows with the batch": result.over_batch,
+        "divided by the number of positions, with padding: the scale changes with that": result.over_width,
+        f"what lies outside the mask CHANGES the gradient, by {result.padding:.2g} of its size": outside,
         f"{' and '.join(zeros)} are 0: this is the part of the loss that is the KL's": zeros,
         f"{loss.name} reads {', '.join(reads)} and returns {loss.returned}": True,
     }

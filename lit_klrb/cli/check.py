@@ -237,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _lines(answer: dict[str, Any]) -> list[str]:
     """What would be trained, for a reader: model, rows, first row, estimator, time."""
-    models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
+    models = [f"{key} {model['path']} ({model['type']})" for key, model in answer["models"].items()]
     weights = [answer["dtypes"]] if answer["dtypes"] else []
     shown, estimator, prompts = answer["rows"], answer["estimator"], answer["prompts"]
     data, size = [prompts[key] for key in DATA if key in prompts], prompts.get("batch_size")
@@ -266,12 +266,12 @@ def _rows(shown: dict[str, Any]) -> str:
     """The numbers of rows, for a reader."""
     left_out = sum(shown["left_out"].values())
     why = ", ".join(f"{count} {reason}" for reason, count in shown["left_out"].items())
-    found = f"{shown['rows']} {shown['kind']}, {left_out} left out" + (f" ({why})" if why else "")
+    counts = f"{shown['rows']} {shown['kind']}, {left_out} left out" + (f" ({why})" if why else "")
     if shown["cut"]:
-        found += f", {shown['cut']} cut"
+        counts += f", {shown['cut']} cut"
     if shown["longest_tokens"]:
-        found += f"; tokens: median {shown['median_tokens']:g}, longest {shown['longest_tokens']}"
-    return found
+        counts += f"; tokens: median {shown['median_tokens']:g}, longest {shown['longest_tokens']}"
+    return counts
 
 
 def _requests() -> list[list[str]]:

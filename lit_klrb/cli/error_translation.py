@@ -20,13 +20,13 @@ import lit_klrb
 from lit_klrb.callbacks import DivergedError
 from lit_klrb.cli.setting_types import parameters, subclasses
 from lit_klrb.distributed import LOST, is_lost
-from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
+from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, is_exhausted
 from lit_klrb.estimators import KLEstimator
 from lit_klrb.models.loading import silence
+from lit_klrb.reward_functions import KEY
+from lit_klrb.stops import Stopped
 
 USAGE, FAILURE = 2, 1
-# What stands beside the names and values of options in messages
-BREAKS = str.maketrans(dict.fromkeys("()[]='`\",:;", " "))
 # Keys whose value is a class, and the base classes that they accept.
 CLASSES: dict[str, type] = {
     "model": L.LightningModule,
@@ -71,10 +71,29 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
     for cause in reversed(causes):  # the innermost exception says most
         if (ended := _of_cause(cause, settings, building)) is not None:
             return ended
-    restoring = any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)
-    if path is not None and restoring:  # damaged entries raise all kinds of exceptions
-        reason = f"{type(error).__name__}: {brief(error)}"
-        return EndedError(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
+    return None
+
+
+def interrupted(
+    error: BaseException, settings: Mapping[str, Any], hint: str, begun: bool
+) -> EndedError | NoAnswerError | None:
+    """What ends a training run instead of an exception: a line with the command that resumes it, `hint`.
+
+    None if the exception itself says enough; `begun` says whether anything was trained.
+    """
+    if isinstance(error, OSError) and is_exhausted(error):
+        root = settings.get("trainer.default_root_dir")
+        line = f"{error.strerror}, in the run of {root}; earlier files are whole"
+        return EndedError(f"{line}; {hint}", OUTAGE)
+    if is_lost(error):
+        return EndedError(f"{LOST}; {hint}", OUTAGE)
+    if isinstance(error, NoAnswerError):
+        return NoAnswerError(f"{error.message}; {hint}", key=error.key)
+    if isinstance(error, (Stopped, SystemExit)):
+        error.add_note(hint)
+    ended = ending_of(error, settings) if isinstance(error, Exception) else None
+    if ended is not None and begun and str(ended).startswith(f"model.init_args.{KEY}: "):
+        return EndedError(f"{ended}; {hint}", FAILURE)  # a reward need not fail again
     return None
 
 
@@ -135,9 +154,9 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
     frames = [f for f in _frames(error) if not _is_in(f.filename, LIBRARIES)]
     if not frames or _is_in(frames[-1].filename, (PACKAGE,)):
         return None
-    own = [Path(f.filename).stem for f in frames if not _is_in(f.filename, (PACKAGE,))]
+    files = [Path(f.filename).stem for f in frames if not _is_in(f.filename, (PACKAGE,))]
     modules = {k: v.replace(":", ".").split(".")[:-1] for k, v in settings.items() if isinstance(v, str)}
-    named = [key for name in own for key in modules if name in modules[key]]
+    named = [key for name in files for key in modules if name in modules[key]]
     if not named:
         return None
     text, *notes = (" ".join(str(part).split()) for part in (error, *getattr(error, "__notes__", ())))
@@ -176,21 +195,15 @@ def _related(path: Path, other: Path) -> bool:
 
 
 def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
-    """The message with the option that it is about: the first whose name or value is a word of it."""
+    """The message, with the option whose class refuses its arguments."""
     text = " ".join(str(error).split())
-    words = [word.strip(".!?") for word in text.translate(BREAKS).split()]
-    places: dict[str, int] = {}
-    for key, value in settings.items():
-        named = [word for word in (key.rpartition(".")[2], value) if isinstance(word, str) and len(word) > 2]
-        if said := [words.index(word) for word in named if word in words]:
-            places[key] = min(said)
-    for frame in _frames(error):
-        places |= {key: 0 for key, value in settings.items() if _made_in(frame.filename, key, value)}
-    if not places:
+    made = [
+        key for frame in _frames(error) for key, v in settings.items() if _made_in(frame.filename, key, v)
+    ]
+    if not made:
         return text
-    key = min(places, key=lambda key: (places[key], not key.startswith("trainer.")))
     first = (text or type(error).__name__).split(". ")[0].rstrip(".!")
-    return f"{_without_index(key)}: {settings[key]!r} is refused: {first}"
+    return f"{_without_index(made[0])}: {settings[made[0]]!r} is refused: {first}"
 
 
 def _made_in(filename: str, key: str, class_path: Any) -> bool:

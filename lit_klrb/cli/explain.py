@@ -56,11 +56,11 @@ def find_estimator(name: str) -> KLEstimator:
     if not module and name not in classes:
         known = f"{', '.join(classes)}, or package.module.Class for one of your own"
         raise ConfigurationError(f"unknown estimator {name!r}{suggestion(name, classes)}; known: {known}")
-    found = import_member(name, module, member) if module else classes[name]
-    if not isinstance(found, type) or not issubclass(found, KLEstimator):
+    estimator = import_member(name, module, member) if module else classes[name]
+    if not isinstance(estimator, type) or not issubclass(estimator, KLEstimator):
         raise ConfigurationError(f"{name} is not a subclass of lit_klrb.estimators.KLEstimator")
     with concerning(f"{name} cannot be instantiated without arguments", TypeError):
-        return found()
+        return estimator()
 
 
 def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
@@ -140,8 +140,8 @@ def main(argv: Sequence[str]) -> int:
     estimator = None if name is None else find_estimator(name)
     if arguments.json and estimator is not None:
         certificate = certify_estimator(estimator)
-        found = {"mean_values": certificate.mean_values, "gradient": as_json(certificate.gradient)}
-        print(json.dumps(_describe(name, estimator) | found, indent=2))
+        values = {"mean_values": certificate.mean_values, "gradient": as_json(certificate.gradient)}
+        print(json.dumps(_describe(name, estimator) | values, indent=2))
     elif arguments.json:
         print(json.dumps(_overview(), indent=2))
     elif estimator is not None:

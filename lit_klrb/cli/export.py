@@ -53,7 +53,6 @@ def export_checkpoint(
     """
     target = local_path(output_dir, "output_dir").resolve()
     check_target(target)
-    from huggingface_hub.errors import StrictDataclassError
 
     from lit_klrb.models import loading
     from lit_klrb.models.adapters import has_adapter, merged
@@ -81,12 +80,9 @@ def export_checkpoint(
     line = _converted(model, checkpoint, dtype)
     run, weights = Path(local).resolve().parent.parent, digest(checkpoint["state_dict"])
     card = model_card(checkpoint, run, weights, license, adapter)
-    # transformers checks the settings that it saves
-    checked = refusing(f"{ckpt_path} cannot be exported", ValueError, StrictDataclassError, key="ckpt_path")
     with (
         refusing(f"cannot write {output_dir}", OSError, key="output_dir"),
         new_folder(target, replace=True) as partial,
-        checked,
     ):
         with warnings.catch_warnings():
             # peft looks for the configuration of the base model, which may be a checkpoint

@@ -36,10 +36,10 @@ def describe(gradient: GradientIdentity) -> str:
         divided = ", but for the division by lengths" if gradient.normalisation == "length" else ""
         return f"zero in expectation{divided}{clamped}"
     if named is not None:
-        name, _, given = named.partition(" (")
+        name, _, condition = named.partition(" (")
         times = "" if abs(gradient.scale - 1) <= TOLERANCE else f"{gradient.scale:.4g} x "
         sign = ", with the WRONG SIGN" if gradient.scale < 0 else ""
-        prefixes = ", on prefixes of the policy that generated" if given else ""
+        prefixes = ", on prefixes of the policy that generated" if condition else ""
         return f"{times}{name}{prefixes}{sign}{clamped}"
     if gradient.mixture:
         parts = [f"{weight:+.4g} x {name}" for name, weight in gradient.mixture.items()]

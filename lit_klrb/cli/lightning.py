@@ -1,7 +1,6 @@
 """Lightning CLI with this project's defaults, and one-line messages for wrong input."""
 
 import copy
-import os
 import sys
 import traceback
 import warnings
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import lightning as L
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities import rank_zero_only
@@ -24,11 +23,9 @@ import lit_klrb.modules
 import lit_klrb.studies  # noqa: F401  their classes are what short names in a config resolve to
 from lit_klrb import schema
 from lit_klrb.callbacks import (
-    DistillationMonitor,
     KLEstimatorCallback,
     PredictionWriter,
     RunCheckpoint,
-    RunProgressBar,
     RunRecorder,
     StopBetweenSteps,
 )
@@ -41,34 +38,30 @@ from lit_klrb.cli.command_line import (
     given_settings,
     prefer_given_model,
 )
-from lit_klrb.cli.error_translation import FAILURE, EndedError, ending_of, quiet, warn_once_per_line
+from lit_klrb.cli.error_translation import EndedError, ending_of, interrupted, quiet, warn_once_per_line
+from lit_klrb.cli.resume import resumed_run
 from lit_klrb.cli.setting_types import named, subclasses
 from lit_klrb.cli.settings_checker import OneLineParser, SettingsChecker
+from lit_klrb.cli.trainer import TRAINER_DEFAULTS, prepare_trainer, refuse_option
 from lit_klrb.cli.upstream import INITIAL, check_upstream
-from lit_klrb.distributed import LOST, check_started, check_strategy, cluster_plugins, is_lost
-from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, is_exhausted
+from lit_klrb.distributed import LOST, check_started, check_strategy
+from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.redaction import redacted, without_loggers
-from lit_klrb.reward_functions import KEY
-from lit_klrb.run.checkpoints import CheckpointFiles, last_intact
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.lightning_internals import say_before_kill
 from lit_klrb.run.loggers import run_loggers, tell_loggers
-from lit_klrb.run.options import (
-    check_accelerator,
-    check_precision,
-    check_training_options,
-    prefer_determinism,
-)
-from lit_klrb.run.same_run import check_same_run, record, run_of
-from lit_klrb.stops import Stopped
-from lit_klrb.terminal import say_once
+from lit_klrb.run.options import check_training_options
+from lit_klrb.run.same_run import record
 
-# The value of --ckpt_path that continues the run of the directory, if there is one.
-AUTO = "auto"
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
+DEFAULTS = TRAINER_DEFAULTS | {
+    "kl.estimator": WITH_REWARD,
+    "checkpoint.filename": Path(schema.CHECKPOINT).stem,
+    "checkpoint.enable_version_counter": False,
+}
 
 
 class LitCLI(LightningCLI):
@@ -134,9 +127,9 @@ class LitCLI(LightningCLI):
     @property
     def settings(self) -> dict[str, Any]:
         """The values that a user may set, by dotted key; empty before parsing."""
-        found = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
-        found.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
-        return found
+        values = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
+        values.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
+        return values
 
     @property
     def written_settings(self) -> dict[str, Any]:
@@ -153,21 +146,7 @@ class LitCLI(LightningCLI):
         """Add the KL plug-in and the checkpoints, set defaults, and link all seeds to `seed_everything`."""
         parser.add_lightning_class_args(KLEstimatorCallback, "kl")
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
-        parser.set_defaults(
-            {
-                "kl.estimator": WITH_REWARD,
-                "checkpoint.filename": Path(schema.CHECKPOINT).stem,
-                "checkpoint.enable_version_counter": False,
-                "trainer.default_root_dir": "runs/unnamed",
-                # Each process adds a batch to a step, so the machine does not decide how many there are
-                "trainer.devices": 1,
-                "trainer.log_every_n_steps": 1,
-                "trainer.enable_model_summary": False,
-                "trainer.num_sanity_val_steps": -1,
-                # Batches depend on (seed, step, rank) already, and every process evaluates on all prompts
-                "trainer.use_distributed_sampler": False,
-            }
-        )
+        parser.set_defaults(DEFAULTS)
         parser.link_arguments(
             "trainer.default_root_dir",
             "checkpoint.dirpath",
@@ -193,33 +172,7 @@ class LitCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
-        config = self.config[self.config.subcommand]
-        path, is_fit = config.get("ckpt_path"), self.config.subcommand == "fit"
-        # Whether SLURM runs this job again, after a preemption, the loss of a node or `Stopped.requeued`
-        again = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-        automatic = is_fit and (path == AUTO or (path is None and again))
-        if automatic:
-            root = Path(config.trainer.default_root_dir)
-            path = config["ckpt_path"] = last_intact(root)
-            if path is None:
-                say_once(f"--ckpt_path {AUTO}: no checkpoint in {root}, so the run starts at its first step")
-        if path is None:
-            return
-        if not Path(path).is_file():
-            raise ConfigurationError(f"{path} does not exist", key="ckpt_path")
-        if is_fit:
-            try:
-                run = run_of(path)
-                check_same_run(path, run, self._record())
-            except ConfigurationError as error:
-                if not automatic:
-                    raise
-                say_once(f"--ckpt_path {AUTO}: another run starts, as {error}")
-                config["ckpt_path"] = None
-                return
-            self.resumed = run["id"]
-            if automatic:
-                say_once(f"--ckpt_path {AUTO}: resuming {path}")
+        self.resumed = resumed_run(self.config[self.config.subcommand], self.config.subcommand, self._record)
 
     def _record(self) -> dict[str, Any]:
         """What a resumed run is compared by."""
@@ -276,30 +229,20 @@ class LitCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins of every run."""
         config = self._get(self.config_init, "trainer")
-        check_accelerator(config.accelerator)
-        check_precision(config)
-        prefer_determinism(config)
         self.directory = RunDirectory(config.default_root_dir)
         is_run = self.subcommand == "fit" and not config.fast_dev_run
         config_text = self._config_text() if is_run else ""
         self.recorder = RunRecorder(self.directory, config_text, self._record)
-        callbacks = as_list(config.callbacks)
-        if any(isinstance(callback, KLEstimatorCallback) for callback in callbacks):
-            problem = "KLEstimatorCallback is what the keys under kl set; plug in one only"
-            raise ConfigurationError(f"trainer.callbacks: {problem}")
-        own: list[Callback] = [self.recorder, PredictionWriter(self.directory.path)]
-        own.append(StopBetweenSteps(self.directory.checkpoint if is_run else None))
-        if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            own.append(RunProgressBar())
-        is_monitored = any(isinstance(c, DistillationMonitor) for c in callbacks)
-        if not getattr(self.model, "trains_on_reward", True) and is_run and not is_monitored:
-            own.append(DistillationMonitor())
-        config.callbacks = [*callbacks, *own]
-        config.plugins = [*as_list(config.plugins), CheckpointFiles(), *cluster_plugins()]
+        callbacks: list[Callback] = [self.recorder, PredictionWriter(self.directory.path)]
+        callbacks.append(StopBetweenSteps(self.directory.checkpoint if is_run else None))
         # The loggers of a run are added later, so that no choice of loggers removes metrics.csv
         self.tensorboard = config.logger is not False
-        config.logger = [] if config.logger is True else as_list(config.logger)
-        trainer = super().instantiate_trainer(**kwargs)
+        prepare_trainer(config, self.model, callbacks, is_run)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except Exception as error:
+            refuse_option(config.as_dict(), self._given, error)
+            raise
         check_started(trainer)
         if trainer.num_devices * trainer.num_nodes == 1:
             # Also a run alone may have a group of processes: that of vLLM's engine
@@ -315,8 +258,8 @@ class LitCLI(LightningCLI):
         with self.directory:
             try:
                 rank_zero_only(self.directory.begin)(self.resumed)  # every process runs this command
-                own = run_loggers(self.directory.path, self.tensorboard)
-                self.trainer.loggers = [*own, *self.trainer.loggers]
+                loggers = run_loggers(self.directory.path, self.tensorboard)
+                self.trainer.loggers = [*loggers, *self.trainer.loggers]
                 tell_loggers(self.trainer.loggers, self.written_settings, self.directory)
                 say_before_kill(lambda: error_line(f"{LOST}; {self._resume_hint()}"))
                 super()._run_subcommand(subcommand)
@@ -324,19 +267,8 @@ class LitCLI(LightningCLI):
                 hint = self._resume_hint()
                 if not self.recorder.begun:
                     self.directory.abandon()
-                if isinstance(error, OSError) and is_exhausted(error):
-                    line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
-                    raise EndedError(f"{line}; {hint}", OUTAGE) from error
-                if is_lost(error):
-                    raise EndedError(f"{LOST}; {hint}", OUTAGE) from error
-                if isinstance(error, NoAnswerError):
-                    raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
-                if isinstance(error, (Stopped, SystemExit)):
-                    error.add_note(hint)
-                ended = ending_of(error, self.settings) if isinstance(error, Exception) else None
-                is_of_reward = str(ended).startswith(f"model.init_args.{KEY}: ")
-                if ended is not None and is_of_reward and self.recorder.begun:  # it need not fail again
-                    raise EndedError(f"{ended}; {hint}", FAILURE) from error
+                if (ended := interrupted(error, self.settings, hint, self.recorder.begun)) is not None:
+                    raise ended from error
                 raise
 
     def _resume_hint(self) -> str:
@@ -374,16 +306,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error_line(ended), file=sys.stderr)
         return ended.code
     except SystemExit as end:
-        place = traceback.extract_tb(end.__traceback__)[-1]
-        if {"argparse.py", "jsonargparse"} & {*Path(place.filename).parts}:  # of --help and the like
+        frame = traceback.extract_tb(end.__traceback__)[-1]
+        if {"argparse.py", "jsonargparse"} & {*Path(frame.filename).parts}:  # of --help and the like
             raise
         # Code of the user's, such as a reward, would end the command as if it were done
-        called = f"sys.exit({end.code}) was called in {place.filename}, line {place.lineno}"
+        called = f"sys.exit({end.code}) was called in {frame.filename}, line {frame.lineno}"
         print(error_line("; ".join([called, *getattr(end, "__notes__", [])])), file=sys.stderr)
         return 1
     return 0
-
-
-def as_list(value: Any) -> list[Any]:
-    """Convert None and False to an empty list, and a single element to a list."""
-    return [] if value is None or value is False else list(value) if isinstance(value, list) else [value]

@@ -128,8 +128,8 @@ def _run(command: str, rest: list[str]) -> int:
     if command not in RUNS:
         if (libraries := SLOW.get(command)) and not help_only:
             say_loading(f"loading {libraries}")
-        own = import_module(f"lit_klrb.cli.{command.replace('-', '_')}")
-        return printing(lambda: own.main(rest))
+        module = import_module(f"lit_klrb.cli.{command.replace('-', '_')}")
+        return printing(lambda: module.main(rest))
     if help_only:
         return printing(lambda: print(short_help(command, COMMANDS[command]), end=""))
     say_loading("loading Lightning and transformers")

@@ -46,12 +46,12 @@ def parameters(kind: type) -> Parameters:
     for base in kind.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        arguments = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
         known: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # names that only a type checker imports
             known = get_type_hints(base.__init__)  # type: ignore[misc]
-        hands_on = any(p.kind is p.VAR_KEYWORD for p in own)
-        for p in own:
+        hands_on = any(p.kind is p.VAR_KEYWORD for p in arguments)
+        for p in arguments:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in {*accepted, *passed}:
                 accepted[p.name], hints[p.name] = p, known.get(p.name, Any)
         if not hands_on:

@@ -88,7 +88,7 @@ class SettingsChecker:
     def __init__(self, parser: OneLineParser, classes: dict[str, type]) -> None:
         self.parser, self.types = parser, parser.types
         self.classes: dict[str, type | None] = dict(classes)
-        self.given: set[str] = set()
+        self.chosen: set[str] = set()
 
     def check(self, words: Sequence[str], required: Sequence[str]) -> None:
         """Check a command line; without required keys it may be a template that is not complete."""
@@ -105,7 +105,7 @@ class SettingsChecker:
 
     def _check_complete(self, key: str, kind: type) -> None:
         linked = {target.rpartition(".")[2] for target in self.parser.links if target.startswith(f"{key}.")}
-        names = [n for n in parameters(kind).required if f"{key}.{n}" not in self.given and n not in linked]
+        names = [n for n in parameters(kind).required if f"{key}.{n}" not in self.chosen and n not in linked]
         if names:
             options = " ".join(f"--{key}.{name} VALUE" for name in names)
             raise ConfigurationError(f"{key}: {kind.__name__} needs {' and '.join(names)}: add {options}")
@@ -181,7 +181,7 @@ class SettingsChecker:
             return
         allowed = parameters(kind)
         if name in allowed.hints:
-            self.given.add(f"{key}.{name}")
+            self.chosen.add(f"{key}.{name}")
             self._check_not_linked(f"{key}.init_args.{name}")
             self._value(f"{key}.init_args.{name}", rest, allowed.hints[name], value)
         elif allowed.are_all:

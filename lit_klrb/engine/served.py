@@ -33,8 +33,6 @@ PAUSES = (1.0, 5.0, 25.0)
 _SAME = 0.5
 # Sequences per request, and tokens by which tokenizers are compared.
 _ROWS, _COMPARED = 16, 32
-# Bytes of an answer: at most so many per log-probability, and beside them.
-_ENTRY, _REST = 1024, 2**20
 # How far log-probabilities may be above 0, and probabilities sum to more than 1, by rounding.
 _ROUNDING = 1e-3
 _ADDRESS = re.compile(r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[\w./-]*)?")
@@ -187,7 +185,7 @@ class ServedTeacher:
         for start in range(0, len(sequences), _ROWS):
             part = sequences[start : start + _ROWS]
             question = {"model": self.model, "prompt": part, "max_tokens": 1, "prompt_logprobs": self.k}
-            answer = self._ask("completions", question, sum(map(len, part)) * (self.k + 1))
+            answer = self._ask("completions", question)
             with self._reading():
                 choices = {choice["index"]: choice["prompt_logprobs"] for choice in answer["choices"]}
                 positions += [choices[index] for index in range(len(part))]
@@ -221,7 +219,7 @@ class ServedTeacher:
             raise self._error(f"sends a head without token {token}, which is more likely than others in it")
         return [[token, *head], [logprobs[token], *head.values()]]
 
-    def _ask(self, path: str, question: dict[str, Any] | None = None, entries: int = 0) -> Any:
+    def _ask(self, path: str, question: dict[str, Any] | None = None) -> Any:
         """The decoded answer to a request, after several attempts if need be."""
         reason = ""
         for pause in (0.0, *PAUSES):
@@ -229,7 +227,7 @@ class ServedTeacher:
                 log.warning("%s: %s; next attempt in %g s", self.address, reason, pause)
                 time.sleep(pause)
             try:
-                return json.loads(self._read(path, question, _REST + _ENTRY * entries))
+                return json.loads(self._read(path, question))
             except ConfigurationError:
                 raise
             except (OSError, HTTPException, ValueError, OverflowError, RecursionError) as error:
@@ -238,8 +236,8 @@ class ServedTeacher:
             f"{self.address} does not answer as a teacher ({reason}); start it", key="reference_path"
         )
 
-    def _read(self, path: str, question: dict[str, Any] | None, limit: int) -> bytes:
-        """The bytes of an answer, at most `limit`; the deadline is that of the whole exchange."""
+    def _read(self, path: str, question: dict[str, Any] | None) -> bytes:
+        """The bytes of an answer; the deadline is that of the whole exchange."""
         deadline, parts = time.monotonic() + self.timeout, urlsplit(self.address)
         protocol = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         http = protocol(parts.hostname or "", parts.port, timeout=self.timeout)
@@ -256,12 +254,7 @@ class ServedTeacher:
                 if response.status >= 500:
                     raise OSError(reason)
                 raise self._error(f"refuses a request, {brief(ValueError(reason))}")
-            content = bytearray()
-            while part := response.read1(2**16):
-                content += part
-                if len(content) > limit:
-                    raise self._error(f"sends more than {limit} bytes")
-        return bytes(content)
+            return response.read()
 
     def _reading(self) -> AbstractContextManager[None]:
         """Anything may be sent in place of the answer."""

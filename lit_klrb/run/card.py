@@ -13,8 +13,8 @@ from lit_klrb.run.same_run import RUN_KEY
 
 # The first line after the metadata, which marks a README.md as an export's own.
 MARK = "<!-- written by lit-klrb export -->"
-# Bytes of a summary that are read at most, and characters of a value that are quoted.
-MAX_SUMMARY, MAX_CELL = 1_000_000, 500
+# Characters of a value that are quoted.
+MAX_CELL = 500
 # Standard errors within which 95 % of a normal distribution lie.
 NORMAL = 1.96
 
@@ -97,7 +97,7 @@ def is_own_card(path: Path) -> bool:
 
 def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
     """Reward and KL of the run's final evaluation, with 95 % intervals and the number of prompts."""
-    summary = read_object(run / schema.SUMMARY, MAX_SUMMARY)
+    summary = read_object(run / schema.SUMMARY)
     final = _mapping(summary.get("final")) if summary.get(schema.WEIGHTS) == weights_sha256 else {}
     prompts = {} if (count := summary.get(schema.PROMPTS)) is None else {"evaluation prompts": str(count)}
     names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}

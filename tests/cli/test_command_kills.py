@@ -39,7 +39,7 @@ def study(chain, place):
         }
         for policy, reference in (("dpo", "sft"), ("rloo", "sft"))
     ]
-    settings = {"pairs": pairs, "prompts": 8, "completions": 20, "group_sizes": [1, 5], "independent": 50}
+    settings = {"pairs": pairs, "prompts": 4, "completions": 10, "group_sizes": [1, 5], "independent": 20}
     config = {"study": {"class_path": "PairEstimationStudy", "init_args": settings}}
     (place / "study.yaml").write_text(json.dumps(config))
     directory = ["--trainer.default_root_dir", str(place / "run")]

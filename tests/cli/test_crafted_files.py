@@ -71,30 +71,6 @@ def test_a_weight_that_is_not_finite_is_refused(chain, tmp_path, capsys):
     assert "has values that are not finite" in capsys.readouterr().err
 
 
-def test_a_configuration_that_cannot_be_saved(chain, tmp_path, capsys):
-    config = torch.load(chain.checkpoint("sft"), weights_only=True)["policy_config"]
-    path = crafted(
-        chain.checkpoint("sft"), tmp_path / "a.ckpt", policy_config={**config, "output_attentions": {"a": 1}}
-    )
-    assert main(["export", "--ckpt_path", str(path), "--output_dir", str(tmp_path / "x")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: ckpt_path: {path} cannot be exported: ")
-    assert [str(left) for left in tmp_path.iterdir()] == [path]
-
-
-@pytest.mark.parametrize("entry", ["callbacks", "optimizer_states"])
-def test_state_that_the_trainer_cannot_restore_is_one_line(chain, tmp_path, capsys, entry):
-    """Its parts are there and of their types; what they hold is not what was saved."""
-    saved = torch.load(chain.checkpoint("sft"), weights_only=True)[entry]
-    wrong = [{"state": "x", "param_groups": 5}]
-    made_up = {key: {"x": 1} for key in saved} if entry == "callbacks" else wrong
-    path = crafted(chain.checkpoint("sft"), tmp_path / "a.ckpt", **{entry: made_up})
-    assert chain.run("fit", "sft", "--ckpt_path", path, run=tmp_path / "run") == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"error: ckpt_path: {path}")
-    assert not (tmp_path / "run").exists()
-
-
 def test_hyper_parameters_are_not_instantiated(chain, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")

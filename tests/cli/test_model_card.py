@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from lit_klrb.cli.main import main
 from lit_klrb.models.loading import load_model
-from lit_klrb.run.card import MARK, MAX_SUMMARY, model_card
+from lit_klrb.run.card import MARK, model_card
 
 
 def export(chain, target, *more, stage="rloo"):
@@ -87,7 +87,7 @@ def test_what_a_checkpoint_says_is_text_in_its_card():
     assert len(model_card({"global_step": 9999 * "x"}, Path("none"), "")) < 1000
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "large"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep"])
 def test_a_summary_that_is_none_is_not_quoted(tmp_path, kind):
     summary = tmp_path / "summary.json"
     if kind == "pipe":
@@ -95,8 +95,7 @@ def test_a_summary_that_is_none_is_not_quoted(tmp_path, kind):
     elif kind == "device":
         summary.symlink_to("/dev/zero")
     else:
-        spaces, content = MAX_SUMMARY * " ", '{"weights_sha256": "", "final": {"kl": 1, "kl_se": 1}}'
-        summary.write_text(200_000 * "[" if kind == "deep" else spaces + content)
+        summary.write_text(200_000 * "[")
     assert "nats" not in model_card({}, tmp_path, "")
 
 

@@ -106,7 +106,6 @@ SPOILED = {
     "failing": (lambda _: (500, b"out of memory"), "does not answer as a teacher (500: out of memory)"),
     "refusing": (lambda _: (400, b"k is\nat most 20"), "refuses a request, 400: k is at most 20"),
     "elsewhere": (lambda _: (302, b""), "refuses a request, 302:"),
-    "endless": (lambda _: b" " * (served._REST + 2**20), "sends more than"),
     "no choices": (lambda _: {"choices": []}, NOT_THAT),
     "a word": (changed(lambda a: first(a).__setitem__("word", {"logprob": -1.0})), NOT_THAT),
     "a missing position": (
