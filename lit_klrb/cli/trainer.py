@@ -1,6 +1,7 @@
 """What every run adds to Lightning's Trainer, and which option Lightning refuses."""
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any
 
 import lightning as L
@@ -65,7 +66,8 @@ def refuse_option(settings: Mapping[str, Any], keys: Iterable[str], error: Excep
     chosen = {key.split(".")[1] for key in keys if key.startswith("trainer.")}
     for name in sorted(chosen & settings.keys()):
         try:
-            L.Trainer(**{key: value for key, value in settings.items() if key != name})
+            # Lightning appends to lists of callbacks
+            L.Trainer(**{key: copy(value) for key, value in settings.items() if key != name})
         except Exception:  # another option is the reason, or both are
             continue
         text = " ".join(str(error).split()) or type(error).__name__
