@@ -34,6 +34,9 @@ class RunCheckpoint(ModelCheckpoint):
         train_time_interval: Time between checkpoints, such as 0:05:00; one minute unless another interval is
             given.
         kwargs: See Lightning's `ModelCheckpoint`.
+
+    Raises:
+        ConfigurationError: If `mode` is neither min nor max.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class RunCheckpoint(ModelCheckpoint):
         train_time_interval: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
+        if (mode := kwargs.get("mode", "min")) not in ("min", "max"):
+            raise ConfigurationError(f"{mode!r} must be min or max", key="checkpoint.mode")
         self.seconds: float | None = None  # that the latest save took
         self._adapts = not (every_n_train_steps or train_time_interval or kwargs.get("every_n_epochs"))
         if self._adapts:

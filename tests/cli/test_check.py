@@ -131,7 +131,7 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     }
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
     ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]
-    known = {name for cls in ours for name in inspect.signature(cls).parameters} - {"kwargs"}
+    known = {name for cls in ours for name in inspect.signature(cls).parameters} - {"args", "kwargs"}
     evaluation = {key.partition(".")[2] for key in schema.EVALUATED_WITH} - {"precision", "teachers"}
     assert known == training | evaluation
     assert not training & evaluation

@@ -10,7 +10,7 @@ from runs import logged
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_klrb import terminal
-from lit_klrb.cli import lightning as cli
+from lit_klrb.cli import trainer
 from lit_klrb.engine import decoding
 from lit_klrb.engine.decoding import captures_graphs
 from lit_klrb.engine.generation import Sampling, generate_completions
@@ -112,7 +112,9 @@ def test_only_a_gpu_gets_deterministic_algorithms(monkeypatch, accelerator, has_
 
 
 def test_fit_prefers_it(chain, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "prefer_determinism", lambda options: setattr(options, "deterministic", True))
+    monkeypatch.setattr(
+        trainer, "prefer_determinism", lambda options: setattr(options, "deterministic", True)
+    )
     try:
         assert chain.run("fit", "sft", "--trainer.max_steps", "1", run=tmp_path) == 0
         assert torch.are_deterministic_algorithms_enabled()

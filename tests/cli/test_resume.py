@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from runs import assert_same_run, contents, differences, equal, trained, weights_of, with_callback
 
 from lit_klrb.callbacks import RunCheckpoint
-from lit_klrb.cli import lightning as cli
+from lit_klrb.run.checkpoints import CheckpointFiles
 
 EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
 FOUR_STEPS_A_ROLLOUT = ["--model.mini_batches", "2", "--trainer.max_steps", "10"]
@@ -216,7 +216,7 @@ class Minute(Callback):
 def test_checkpoints_by_time_are_never_within_an_optimizer_step(chain, tmp_path, monkeypatch, batch, first):
     parts = ["--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "3"]
     saved, clock = [], Minute(batch)
-    original = cli.CheckpointFiles.save_checkpoint
+    original = CheckpointFiles.save_checkpoint
 
     def noted(self, checkpoint, path, **keywords):
         batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
@@ -225,7 +225,7 @@ def test_checkpoints_by_time_are_never_within_an_optimizer_step(chain, tmp_path,
 
     with_callback(monkeypatch, clock)
     monkeypatch.setattr("lightning.pytorch.callbacks.model_checkpoint.time", clock)
-    monkeypatch.setattr(cli.CheckpointFiles, "save_checkpoint", noted)
+    monkeypatch.setattr(CheckpointFiles, "save_checkpoint", noted)
     assert chain.run("fit", "rloo", *parts, run=tmp_path) == 0
     assert saved == [first, (3, 6, 6)]
 
@@ -241,7 +241,7 @@ def test_saving_takes_a_twentieth_of_the_time_at_most(chain, tmp_path, monkeypat
     with_callback(monkeypatch, clock)
     for module in ("lightning.pytorch.callbacks.model_checkpoint", "lit_klrb.callbacks.checkpoint"):
         monkeypatch.setattr(f"{module}.time", clock)
-    monkeypatch.setattr(cli.CheckpointFiles, "save_checkpoint", slow)
+    monkeypatch.setattr(CheckpointFiles, "save_checkpoint", slow)
     assert chain.run("fit", "sft", run=tmp_path) == 0
     assert saved == steps
 

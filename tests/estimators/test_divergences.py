@@ -252,7 +252,8 @@ def test_the_table_of_the_page_and_the_normalisation_of_trl():
     teacher, step = torch.randn(2, 1, 64, 500, generator=generator, dtype=torch.float64)
     student = (2 * teacher + step).requires_grad_()
     tokens = torch.zeros(1, 64, dtype=torch.long)
-    page = (Path(__file__).parents[2] / "docs" / "distillation.md").read_text("utf-8")
+    evidence = Path(__file__).parents[2] / "replication" / "evidence" / "distillation_rivals.md"
+    page = evidence.read_text("utf-8")
     rows = re.findall(r"^\| (0|1|0?\.\d+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert [float(weight) for weight, *_ in rows] == [0, 0.01, 0.1, 0.5, 0.9, 0.99, 1]
     for weight, ours, of_trl in (map(float, row) for row in rows):

@@ -162,7 +162,7 @@ def test_distillation_with_token_values_is_refused_as_it_samples_one_completion_
     ("changes", "estimator", "message"),
     [
         ({}, RaoBlackwell(baseline=None), "RaoBlackwell needs more than a served teacher sends"),
-        ({}, RaoBlackwellTopK(k=2, baseline=None), "support: reference"),
+        ({}, RaoBlackwellTopK(k=2, baseline=None), "no server scores; use reference"),
         ({"temperature": 0.7}, SERVED, "temperature: must be 1 for a served teacher, got 0.7"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import CONFIGS
 from test_teacher_gradient import (
     COMPLETIONS,
     PROMPTS,
@@ -86,7 +85,7 @@ def test_a_step_of_the_configuration_has_the_gradient_on_whole_logits(tmp_path, 
     few += ["--model.max_new_tokens", "8", "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
     few += ["--trainer.default_root_dir", str(tmp_path / "run")]
     paths = ["--model.policy_path", student, "--model.reference_path", teacher]
-    assert main(["fit", "--config", str(CONFIGS / "rloo_teacher.yaml"), *few, *paths]) == 0
+    assert main(["fit", "--config", "configs/demo/rloo_teacher.yaml", *few, *paths]) == 0
     assert len(compared) > 10
     for stepped, expected in compared:
         assert (stepped - expected).norm() <= 1e-3 * expected.norm() + 1e-5

@@ -8,6 +8,7 @@ import random
 import sys
 import zipfile
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,11 +130,11 @@ class Calls:
 
     def __init__(self, monkeypatch):
         self.made = []
-        fsync, replace, link = os.fsync, files.Path.replace, os.link
+        fsync, replace, link = os.fsync, Path.replace, os.link
         monkeypatch.setattr("os.fsync", lambda fd: (self.note_sync(fd), fsync(fd)))
         monkeypatch.setattr("os.link", lambda a, b: (self.note("link", b), link(a, b)))
         monkeypatch.setattr(
-            files.Path, "replace", lambda path, other: (self.note("rename", other), replace(path, other))
+            Path, "replace", lambda path, other: (self.note("rename", other), replace(path, other))
         )
 
     def note_sync(self, descriptor):

@@ -47,7 +47,9 @@ def test_a_published_result_is_read_back_and_is_canonical(store):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(os, "fsync"), (os, "link"), (Path, "unlink"), (files, "sync")], ids=lambda x: str(x)
+    ("owner", "name"),
+    [(os, "fsync"), (os, "link"), (Path, "unlink"), (files.writing, "sync")],
+    ids=lambda x: str(x),
 )
 def test_a_kill_at_any_step_leaves_a_complete_result_or_none(store, monkeypatch, owner, name, moment):
     real = getattr(owner, name)
