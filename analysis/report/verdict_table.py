@@ -1,7 +1,5 @@
 """The verdicts of a sweep as a table for other programs: CSV with all digits, or LaTeX."""
 
-import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,12 @@ from analysis.report.assessment import Assessment
 from analysis.report.build import summary_numbers
 from analysis.stats.text import number
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import check_target, write_output
+from lit_klrb.files import check_target, csv_text, write_output
 
-_COLUMNS = ("arm", "control", "outcome", "decided by", "verdict", "difference", "low", "high")
-_FIELDS = (*_COLUMNS, "level", "p", "p_adjusted", "gain", "gain_low", "gain_high")
+_FIELDS = (
+    *("arm", "control", "outcome", "decided by", "verdict"),
+    *("difference", "low", "high", "level", "p", "p_adjusted", "gain", "gain_low", "gain_high"),
+)
 # Characters with a meaning in LaTeX
 _SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"}
 _SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -50,11 +50,7 @@ def _row(comparison: Mapping[str, Any], decides: str) -> dict[str, Any]:
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(_FIELDS, [[*row.values()] for row in rows])
 
 
 def _as_latex(rows: list[dict[str, Any]]) -> str:
