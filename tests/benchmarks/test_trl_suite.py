@@ -17,3 +17,9 @@ def test_a_test_that_ends_otherwise_than_expected_is_a_problem():
     for name, outcome in {"eval": "KeyError: 1", "train": REFUSED, "train_beta_zero": "passed"}.items():
         _, (problem,) = compare(plain, as_expected | {f"{RLOO}::test_{name}": outcome})
         assert problem.startswith(f"test_{name}: ")
+
+
+def test_a_suite_in_which_nothing_passes_is_a_problem():
+    name = f"{TESTS[0]}::TestRLOOTrainer::test_train"
+    assert compare({name: "OSError: no such model"}, {})[1] == ["no test passes with TRL alone"]
+    assert compare({name: "passed"}, {name: "passed"})[1] == []
