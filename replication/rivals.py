@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from lit_klrb.estimators import ComposedEstimator, LossWeights, MonteCarlo, Recipe, Term
 from lit_klrb.estimators.composed import DiscountedEstimator, on_policy_credit
+from lit_klrb.estimators.recipe import PerToken
 from lit_klrb.functional import TokenStats, leave_one_out_baseline
 
 
@@ -136,3 +137,42 @@ class MiniLLM(DiscountedEstimator):
 
     recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("k1", "from_here"),), pathwise="kl")
     refusal = "it counts the own token twice"
+
+
+def position_weights(log_ratios: Tensor, gamma: float) -> Tensor:
+    """Weights that decrease along a completion, w_t = 1 + γ (1 - sum_{s<t} |r_s| / sum_s |r_s|).
+
+    Args:
+        log_ratios: r_t = log p(y_t) - log q(y_t), 0 outside the completion, shape [B, T].
+        gamma: γ; the first token has weight 1 + γ.
+
+    Returns:
+        Shape [B, T].
+
+    Example:
+        >>> position_weights(torch.tensor([[1.0, -2.0, 1.0]]), gamma=0.5)
+        tensor([[1.5000, 1.3750, 1.1250]])
+    """
+    sizes = log_ratios.abs()
+    preceding = sizes.cumsum(1) - sizes
+    return 1 + gamma * (1 - preceding / sizes.sum(1, keepdim=True).clamp_min(1e-8))
+
+
+def _weighted_log_ratios(stats: TokenStats) -> Tensor:
+    log_ratios = stats.logprobs - stats.ref_logprobs
+    return position_weights(log_ratios, gamma=0.5) * log_ratios
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PositionWeighted(ComposedEstimator):
+    """IW-OPD: each token's own log ratio, with `position_weights` of γ = 0.5.
+
+    Reference: arXiv:2606.22600, as in `trl/experimental/iw_opd/iw_opd_trainer.py` of huggingface/trl at
+    commit f2cd577, whose default γ this is.
+    """
+
+    recipe: ClassVar[Recipe] = Recipe(
+        value="k1", score=(Term(PerToken("w_{0} r_{0}", through=_weighted_log_ratios), "own"),)
+    )
+    refusal = "it omits a token's effect on later KLs, and counts early tokens more than late ones"

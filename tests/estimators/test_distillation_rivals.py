@@ -12,7 +12,7 @@ from test_names_in_use import CASE, per_completion
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss, MonteCarloRewardToGo, RaoBlackwellLoss, Recipe, Term
 from lit_klrb.functional.enumeration import exact_kl_gradient
-from replication.rivals import MiniLLM
+from replication.rivals import MiniLLM, PositionWeighted
 
 PAGE = Path(__file__).parents[2] / "replication" / "evidence" / "distillation_rivals.md"
 NAMES: dict = {"__name__": "my_minillm"}
@@ -53,6 +53,13 @@ def trl_minillm(r):
     return r
 
 
+def iw_opd(r):
+    """`_compute_iw_opd_loss` with gamma 0.5: minus the advantages."""
+    sizes = [abs(x) for x in r.tolist()]
+    weights = [1.5 - 0.5 * sum(sizes[:t]) / sum(sizes) for t in range(len(r))]
+    return r * torch.tensor(weights, dtype=r.dtype)
+
+
 def loss_of(credit, adds_exact_kl):
     """Their loss on one completion: minus advantages times log-probabilities, and the KL of each token."""
 
@@ -69,6 +76,7 @@ RIVALS = {
     "Tinker, discount": (tinker(0.6), False, MonteCarloRewardToGo(discount=0.6, baseline=None)),
     "GKD, SDPO full_logits": (torch.zeros_like, True, RaoBlackwellLoss(baseline=None)),
     "TRL's MiniLLM": (trl_minillm, True, SampledFuture(discount=0.0, baseline=None)),
+    "IW-OPD": (iw_opd, False, PositionWeighted(baseline=None)),
     "MiniLLM": (minillm(0.95), True, SampledFuture(discount=0.95, baseline=None)),
 }
 
