@@ -79,12 +79,15 @@ def written(text: str) -> str:
 
 
 def table(name: str) -> str:
-    """One table, as Markdown."""
-    head = "| task | arms | start → end | difference | verdict |"
-    return "\n".join([head, "|---|---|---|---|---|", *map(_line, TABLES[name])])
+    """One table, as Markdown; a control of all rows is named in its head alone."""
+    controls = {row.names[1] for row in TABLES[name]}
+    arms = f"arm, against {controls.pop()}" if len(controls) == 1 else "arms"
+    head = f"| task | {arms} | start → end | difference | verdict |"
+    lines = (_line(row, with_control=arms == "arms") for row in TABLES[name])
+    return "\n".join([head, "|---|---|---|---|---|", *lines])
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, *, with_control: bool) -> str:
     numbers = read_json(RESULTS / row.folder / NUMBERS)
     key = "objective" if any(one["objective"] for one in numbers["comparisons"]) else "kl"
     ends = [_mean(numbers, label, key) for label in (row.treatment, row.control)]
@@ -93,7 +96,7 @@ def _line(row: Row) -> str:
     task = f"[{row.task}](../replication/results/{row.folder}/README.md)" if row.task else ""
     cells = (
         task,
-        " / ".join(row.names),
+        " / ".join(row.names) if with_control else row.names[0],
         f"{start:.2f} → {ends[0]:.2f} / {ends[1]:.2f}",
         f"{estimate:+.2f} ({low:.2f} to {high:.2f})".replace("-", "−"),
         outcome.replace("_", " "),

@@ -28,7 +28,7 @@ ADVICE = (
         RaoBlackwellControlVariate,
         "small models of reviews ended at 4.71 in reward - beta KL with it and at 3.58 with MonteCarlo; on "
         "SmolLM2 no difference was found, but a gain with model.prefix_reward_every, where beginnings of "
-        "completions can be scored, in 2 of 9 comparisons (docs/results.md)",
+        "completions can be scored, clearly in 1 of 9 comparisons (docs/results.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",
