@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 
 from analysis.design.cells import RATE, RUNS
 from analysis.results import Cell, Plan, layout
+from analysis.results.keys import SEED
 from analysis.results.records import Arm
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -29,7 +31,7 @@ MOVES = "model.reference_update"
 def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
     """Check every stage, and every arm in each block and at each beta where it changes other values.
 
-    The first cell there stands for the others.
+    The first cell there stands for the others, and for those of other warm starts that differ in seeds alone.
 
     Returns:
         The estimator and evaluation of each arm, by label.
@@ -44,8 +46,11 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
         block = plan.grid.block_of(cell.point.replicate) if cell.point else ""
         setting = f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
         first.setdefault((setting, block, json.dumps(cell.overrides, sort_keys=True)), cell)
+    distinct, places = _distinct([*first.values()])
+    given = _ask(plan, distinct)
     answers: dict[tuple[str, str], dict[str, Any]] = {}
-    for (setting, block, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
+    for (setting, block, _), place in zip(first, places, strict=True):
+        answer = given[place]
         if setting.startswith("grid.") and answer.get("evaluation", {}).get(schema.LIMIT_VAL_BATCHES) == 0:
             answer = {"error": f"{schema.LIMIT_VAL_BATCHES}: must not be 0, as evaluations are the results"}
         if "error" in answer or (setting, block) not in answers:
@@ -61,6 +66,31 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
     _refuse_moving(plan, arms)
     control = arms[plan.primary.control]["evaluation"]
     return {label: _arm(answer, control) for label, answer in arms.items()}
+
+
+def _distinct(cells: Sequence[Cell]) -> tuple[list[Cell], list[int]]:
+    """The cells but those that differ from an earlier one, or start from cells that do, in seeds alone.
+
+    Returns:
+        The cells, and for each cell given the place of the one that stands for it.
+    """
+    distinct: list[Cell] = []
+    places: list[int] = []
+    known: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for cell in cells:
+        needs = tuple(names.get(name, name) for name in cell.needs)
+        argv = cell.argv
+        for name, other in zip(cell.needs, needs, strict=True):
+            argv = tuple(word.replace(name, other) for word in argv)
+        seed = argv.index(f"--{SEED}")
+        content = [argv[:seed], argv[seed + 2 :], cell.config]
+        place = known.setdefault(json.dumps(content, default=str).replace(cell.id, ""), len(distinct))
+        if place == len(distinct):
+            distinct.append(replace(cell, argv=argv, needs=needs))
+        names[cell.id] = distinct[place].id
+        places.append(place)
+    return distinct, places
 
 
 def _refuse_moving(plan: Plan, arms: Mapping[str, Mapping[str, Any]]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from analysis.cli import main
-from analysis.design import expand, read_plan
+from analysis.design import examination, expand, read_plan
 from analysis.results.locked import LockedPlan
 from lit_klrb.errors import ConfigurationError
 
@@ -174,6 +174,17 @@ def test_invalid_blocks_are_refused(write, changes, message):
 def test_what_would_be_refused_is_refused_when_planning(write, capsys, blocks, arms, place):
     assert main(["plan", "--config", str(write(blocks, arms=arms))]) == 2
     assert capsys.readouterr().err == f"error: {place} does not exist\n"
+
+
+def test_of_warm_starts_that_differ_in_seeds_one_is_examined(write, monkeypatch):
+    ask, asked = examination._ask, []
+    monkeypatch.setattr(examination, "_ask", lambda plan, cells: ask(plan, asked.extend(cells) or cells))
+    plan = read_plan(write())
+    found = expand(plan).cells
+    assert examination.examine(plan, found).keys() == {"MonteCarlo", "RaoBlackwell"}
+    # Of the arms, those of blocks a and c, as b differs from a in its warm start alone
+    assert [cell.stage for cell in asked] == ["sft", "dpo-a", *["rloo"] * 4]
+    assert [cell.needs for cell in asked] == [(), *[(found[0].id,)], *[(found[0].id, found[1].id)] * 4]
 
 
 def test_the_example_of_the_docs_can_be_read(request, monkeypatch, tmp_path):
