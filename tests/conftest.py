@@ -1,7 +1,9 @@
 """Tiny runs of all stages, made once per worker with the command line."""
 
 import gc
+import io
 import os
+from contextlib import redirect_stdout
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +98,22 @@ def no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture
+def plans_checked_here(monkeypatch):
+    """The arms of a plan are checked in this process, which has the libraries loaded."""
+    from analysis.design import examination
+    from lit_klrb.cli.main import main
+
+    def run(command, *, input, **_):
+        assert command[1:] == ["-m", "lit_klrb", "check"]
+        with monkeypatch.context() as patched, redirect_stdout(io.StringIO()) as said:
+            patched.setattr("sys.stdin", io.StringIO(input))
+            assert main(["check"]) == 0
+        return SimpleNamespace(stdout=said.getvalue(), stderr="")
+
+    monkeypatch.setattr(examination, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture(scope="session")

@@ -141,6 +141,7 @@ def test_the_loss_of_the_page_is_a_plain_loop_over_tokens(chain, tmp_path):
     assert loss.item() == pytest.approx(total / tokens, rel=1e-4)
 
 
+@pytest.mark.usefixtures("plans_checked_here")
 def test_a_run_with_a_loss_of_ones_own_records_no_estimator(chain, tmp_path, capsys):
     model = ["--model", "my_losses.ClipHigherModule"]
     assert main(["check", *chain.commands.argv("fit", "rloo", *model)[1:]]) == 0

@@ -61,10 +61,14 @@ def test_a_spent_budget_makes_nothing(calls, tmp_path):
     assert calls == []
 
 
-def test_a_measurement_that_fails_is_an_error_of_its_row(tmp_path):
-    result = measured(Unit("Steps", "x", "no_such_measurement"), 60, small=True, log=tmp_path / "x.log")
-    assert result is not None
-    assert result["error"].startswith("exit code 1: ")
+def test_a_measurement_that_fails_is_an_error_of_its_row(tmp_path, monkeypatch):
+    stand_in = tmp_path / "benchmarks" / "gpu_hour" / "measurements.py"  # loads no libraries
+    stand_in.parent.mkdir(parents=True)
+    for path in (stand_in, stand_in.with_name("__init__.py"), stand_in.parents[1] / "__init__.py"):
+        path.write_text("raise ValueError('no memory')" * (path is stand_in))
+    monkeypatch.chdir(tmp_path)
+    result = measured(UNITS[0], 60, small=True, log=tmp_path / "x.log")
+    assert result == {"error": "exit code 1: ValueError: no memory"}
 
 
 def test_the_list_begins_with_the_tests_on_the_gpu_and_names_each_measurement_once():

@@ -98,7 +98,7 @@ def test_a_command_that_is_killed_and_repeated(chain, tmp_path, command):
             if draw.random() < 0.5:  # anywhere
                 killed.wait(draw.uniform(0, seconds))
             else:  # shortly after it has changed something
-                while names(place) == at_start and killed.wait(0) is None:
+                while names(place) == at_start and killed.wait(0.001) is None:
                     pass
                 killed.wait(draw.uniform(0, 0.01))
             code = killed.kill()

@@ -1,20 +1,30 @@
 import json
 import re
 import sys
+from functools import cache
 
 import pytest
 
 from lit_klrb.cli import explain
 from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import certificate
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.certificate import certify_estimator
 from lit_klrb.estimators.enumerated_loss import SIZES
 from lit_klrb.estimators.identity import ZERO
 
 CLASSES = explain.estimator_classes()
 RIGHT = [name for name, kind in CLASSES.items() if kind.refusal is None and name != "NoKL"]
 WRONG = [name for name, kind in CLASSES.items() if kind.refusal is not None]
+certify_estimator = cache(certificate.certify_estimator)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def certified_once():
+    """For the page, its JSON and the tests, as it takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explain, "certify_estimator", certify_estimator)
+        yield
 
 
 def output_of(capsys, *argv):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from written import save, write_rows
 
@@ -108,8 +107,9 @@ def test_without_the_variable_the_hub_is_asked(monkeypatch, capsys, tmp_path):
     assert "data.init_args.source: stanfordnlp/imdb cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would start the study")
-def test_the_papers_size_needs_a_gpu(tmp_path):
+def test_the_papers_size_needs_a_gpu(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nexit 9\n')

@@ -108,9 +108,12 @@ def test_a_teacher_of_another_shape_cannot_follow(chain, tmp_path, capsys):
     assert one_line_of(capsys).startswith(f"error: model.init_args.reference_update: {problem}")
 
 
+@pytest.mark.usefixtures("plans_checked_here")
 def test_plans_compare_moving_references_only_if_they_are_the_arms(chain, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    argv = chain.commands.argv("fit", "rloo", *ONE_STEP, "--model.reference_update", "{every: 2}", run="run")
+    moving = ["--model.reference_update", "{every: 2}"]
+    moving += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    argv = chain.commands.argv("fit", "rloo", *ONE_STEP, *moving, run="run")
     assert main(argv) == 0
     arms = {"fixed": {"model.reference_update": None}, "moving": {"model.reference_update": {"every": 2}}}
     rates = {name: {"model.learning_rate": rate} for name, rate in {"low": 1e-3, "high": 1e-2}.items()}
