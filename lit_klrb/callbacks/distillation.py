@@ -81,12 +81,7 @@ class DistillationMonitor(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of `state_dict`."""
-        first, said = state_dict.get("first"), state_dict.get("said")
-        numbers = isinstance(first, dict) and all(isinstance(value, float) for value in first.values())
-        names = isinstance(said, list) and all(isinstance(name, str) for name in said)
-        if not (numbers and names and set(first or {}) in (set(), {"length", "unfinished"})):
-            raise ConfigurationError("holds no state of DistillationMonitor", key="ckpt_path")
-        self._first, self._said = dict(first or {}), list(said or [])
+        self._first, self._said = state_dict["first"], state_dict["said"]
 
 
 def _of_length(metrics: dict[str, float], first: dict[str, float]) -> Iterator[tuple[str, str]]:

@@ -155,11 +155,7 @@ class CompletionTable(EvaluationMonitor):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the completions of the first evaluation."""
-        first = state_dict["first"]
-        rows = [row for rows in first.values() for row in rows] if isinstance(first, dict) else [None]
-        if not all(isinstance(row, list) and len(row) == 2 for row in rows):
-            raise ConfigurationError("its completions of the first evaluation are not rows", key="ckpt_path")
-        self._first = first
+        self._first = state_dict["first"]
 
 
 def together(evaluations: list[Evaluation]) -> tuple[TokenStats, Tensor, Tensor]:

@@ -157,9 +157,5 @@ class KLEstimatorCallback(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore beta and what the estimator remembers."""
-        current = state_dict["current"]
-        if not isinstance(current, float) or not 0 <= current < math.inf:
-            problem = f"kl.beta is {current!r} in it, a finite number expected"
-            raise ConfigurationError(problem, key="ckpt_path")
-        self.current = current
+        self.current = state_dict["current"]
         self.memory.load_state_dict(state_dict.get("memory", {}))

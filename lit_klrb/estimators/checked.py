@@ -51,14 +51,6 @@ def checked_loss(estimator: KLEstimator, *args: Any, **kwargs: Any) -> Tensor:
     return loss
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a value of a state is a dense tensor whose elements are all stored, and finite."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
-        return False
-    whole = not value.is_quantized and value.nbytes <= value.untyped_storage().nbytes()
-    return whole and bool(value.isfinite().all())
-
-
 def check_served(estimator: KLEstimator) -> None:
     """Check that an estimator works from log-probabilities of sampled tokens and of a teacher's own head."""
     if estimator.topk is not None and estimator.topk.support == "policy":

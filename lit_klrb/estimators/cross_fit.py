@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.checked import is_plain
 
 # Those of this package; sums are over them and then over an estimator's own
 DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant", "prefix_rewards")
@@ -63,21 +62,6 @@ class FitSums(NamedTuple):
         fraction = self.squares.square() / (self.groups * self.fourth_powers)
         fraction = torch.where(self.fourth_powers > 0, fraction, 1).clamp(max=1)
         return (self.groups * fraction.sqrt()).clamp(min=1)
-
-    @property
-    def are_possible(self) -> bool:
-        """Whether there are vectors with these inner products: the matrix of all is positive semidefinite."""
-        column = self.target[:, None]
-        matrix = torch.cat(
-            [torch.cat([self.products, column], 1), torch.cat([column, self.squares.view(1, 1)]).T]
-        )
-        # To unit norms, so that rounding is compared with each direction's own size
-        norms = matrix.diagonal().clamp(min=0).sqrt()
-        scaled = matrix / torch.where(norms > 0, norms, 1) / torch.where(norms > 0, norms, 1)[:, None]
-        symmetric = torch.allclose(scaled, scaled.T, rtol=0, atol=1e-9)
-        semidefinite = symmetric and bool((torch.linalg.eigvalsh(scaled) >= -1e-9).all())
-        counts = bool(self.groups >= 0) and bool(self.fourth_powers >= 0)
-        return semidefinite and counts and bool((matrix.diagonal() >= 0).all())
 
     def of_others(self) -> "FitSums":
         """The leave-one-out sums: for each group, those of all other groups.
@@ -189,16 +173,13 @@ class EarlierRollouts:
         return {} if self.sums is None else self.sums._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
-        shapes = dict(zip(FitSums._fields, ((self.size, self.size), (self.size,), (), (), ()), strict=True))
-        valid = isinstance(state, dict) and (not state or set(state) == set(shapes))
-        for name, value in state.items() if valid else ():
-            valid &= is_plain(value) and value.shape == shapes[name] and value.dtype == torch.float64
-        if not valid:
-            raise ConfigurationError(
-                "holds no sums of earlier rollouts where they are expected", key="ckpt_path"
-            )
+        """Restore the state of `state_dict`.
+
+        Raises:
+            ConfigurationError: If the sums are of another number of directions.
+        """
         sums = FitSums(**{name: value.cpu() for name, value in state.items()}) if state else None
-        if sums is not None and not sums.are_possible:
-            raise ConfigurationError("its sums of earlier rollouts are of no rollouts", key="ckpt_path")
+        if sums is not None and len(sums.target) != self.size:
+            problem = f"has sums of {len(sums.target)} directions, where the estimator has {self.size}"
+            raise ConfigurationError(problem, key="ckpt_path")
         self.sums = sums

@@ -279,13 +279,11 @@ class EstimatorMemory:
         Raises:
             ConfigurationError: If it is not the state of such an estimator.
         """
-        known = isinstance(state, dict) and state.keys() == self.state_dict().keys()
-        progress = state["progress"] if known else None
-        if not isinstance(progress, float) or not 0 <= progress <= 1:
+        if state.keys() != self.state_dict().keys():
             raise ConfigurationError(
                 f"holds no memory of {type(self.estimator).__name__} where one is expected", key="ckpt_path"
             )
-        self.progress = progress
+        self.progress = state["progress"]
         if self._values is not None:
             self._values.load_state_dict(state["token_values"])
         if self._earlier is not None:

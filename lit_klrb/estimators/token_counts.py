@@ -19,12 +19,6 @@ class Completions(NamedTuple):
         """The largest token id plus 1."""
         return int(self.tokens.max()) + 1 if len(self.tokens) else 0
 
-    def is_consistent(self, group_size: int) -> bool:
-        """Whether lengths, tokens and rewards fit together, in groups of this size."""
-        possible = group_size > 0 and bool((self.lengths >= 0).all() and (self.tokens >= 0).all())
-        groups = possible and len(self.lengths) % group_size == 0 and len(self.rewards) == len(self.lengths)
-        return groups and int(self.lengths.sum()) == len(self.tokens)
-
 
 class CentredCounts:
     """Products with the matrix X [n, V] of within-prompt centred token counts, which is never formed."""

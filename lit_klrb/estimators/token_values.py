@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_at_least, check_positive
 from lit_klrb.estimators.base import Predicted
-from lit_klrb.estimators.checked import is_plain
 from lit_klrb.estimators.token_counts import (
     CentredCounts,
     Completions,
@@ -220,33 +219,7 @@ class TokenValues:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of `state_dict`."""
-
-        def kind(value: Any) -> tuple[Any, ...]:
-            return (value.dtype, value.ndim) if isinstance(value, Tensor) else (type(value),)
-
-        own = {name: kind(value) for name, value in self.state_dict().items()}
-        if not isinstance(state, dict) or {name: kind(value) for name, value in state.items()} != own:
-            raise ConfigurationError("holds no state of token values where one is expected", key="ckpt_path")
-        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-        if odd := [name for name, value in tensors.items() if not is_plain(value)]:
-            raise ConfigurationError(
-                f"its token values have {odd[0]} that are not finite or not stored in full", key="ckpt_path"
-            )
-        columns, vocabulary = len(state["errors"]), len(state["tables"])
-        ridges, rest = divmod(columns - 1, 2 if len(state["prior"]) else 1)
-        completions = Completions(*(state[name].cpu() for name in Completions._fields))
-        if (
-            rest
-            or state["tables"].shape[1] != columns
-            or not 0 <= state["chosen"] < columns
-            or len(state["prior"]) not in (0, vocabulary)
-            or bool((state["errors"] < 0).any())
-            or not completions.is_consistent(state["group_size"])
-            or (vocabulary and bool((completions.tokens >= vocabulary).any()))
-            or ridges != len(self._ridges)
-        ):
-            raise ConfigurationError("its token values have sizes that do not fit together", key="ckpt_path")
-        self._window = completions
+        self._window = Completions(*(state[name].cpu() for name in Completions._fields))
         self._tables, self._errors = state["tables"].cpu(), state["errors"].cpu()
         self._chosen, self._group_size = state["chosen"], state["group_size"]
         self._prior = state["prior"].cpu()

@@ -73,29 +73,9 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
     with forked_rng(0):  # the random initial weights are overwritten
         model = build()
     model.load_state_dict(weights)
-    if (ends := _end_tokens(checkpoint)) and model.generation_config is not None:
+    if (ends := checkpoint.get(END_TOKENS_KEY)) and model.generation_config is not None:
         model.generation_config.eos_token_id = ends
     return model
-
-
-def token_values_from_checkpoint(checkpoint: dict[str, Any]) -> Tensor | None:
-    """The token values that a warm start fitted to its reward, shape [V]; None if it did not."""
-    values = checkpoint.get(TOKEN_VALUES_KEY)
-    if values is None:
-        return None
-    if not isinstance(values, Tensor) or values.ndim != 1 or not values.is_floating_point():
-        raise ConfigurationError("must be a vector of floating-point numbers", key=TOKEN_VALUES_KEY)
-    if not values.isfinite().all():
-        raise ConfigurationError("has values that are not finite", key=TOKEN_VALUES_KEY)
-    return values
-
-
-def _end_tokens(checkpoint: dict[str, Any]) -> list[int]:
-    """The tokens that end a completion; checkpoints of earlier versions have none beside the tokenizer's."""
-    ends = checkpoint.get(END_TOKENS_KEY, [])
-    if not isinstance(ends, list) or not all(type(index) is int and 0 <= index < 2**31 for index in ends):
-        raise ConfigurationError("must be a list of token ids", key=END_TOKENS_KEY)
-    return ends
 
 
 def _check_published(path: Path, checkpoint: dict[str, Any]) -> None:

@@ -27,7 +27,6 @@ from lit_klrb.models.checkpoints import (
     TOKENIZER_KEY as TOKENIZER_KEY,
     model_from_checkpoint as model_from_checkpoint,
     read_checkpoint as read_checkpoint,
-    token_values_from_checkpoint,
 )
 from lit_klrb.models.dry_run import PlannedModel, current_dry_run, without_weights
 from lit_klrb.models.folders import check_entries, check_no_kernels, check_weights
@@ -232,7 +231,8 @@ def load_token_values(key: str, path: str) -> Tensor | None:
     if not is_checkpoint(path) or _planned(path) is not None:
         return None
     with reading(key, path) as local:
-        return token_values_from_checkpoint(read_checkpoint(local))
+        values: Tensor | None = read_checkpoint(local).get(TOKEN_VALUES_KEY)
+        return values
 
 
 def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:

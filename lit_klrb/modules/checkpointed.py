@@ -16,9 +16,8 @@ from lit_klrb.distributed import sharding_mesh
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings
 from lit_klrb.models.sharding import of_first
-from lit_klrb.run.checkpoints import check_intact
+from lit_klrb.run.checkpoints import check_intact, check_resumable
 from lit_klrb.run.lightning_internals import trainer_of
-from lit_klrb.run.resumable import check_resumable
 
 # Frozen models, which checkpoints omit.
 REFERENCE_PREFIXES = "reference.", "first_reference."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.distributed import gather_rows
-from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
 from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.functional import TokenStats
@@ -190,10 +190,8 @@ class Experience(NamedTuple):
         return [tuple(field) if isinstance(field, tuple) else field for field in fields]
 
     @classmethod
-    def of_processes(cls, states: Any, rank: int, processes: int, device: torch.device) -> "Experience":
+    def of_processes(cls, states: list[Any], rank: int, processes: int, device: torch.device) -> "Experience":
         """That of one process, from the states of all, whose number must still be the same."""
-        if not isinstance(states, list):
-            raise ConfigurationError("its rollouts are not a list", key="ckpt_path")
         if len(states) != processes:
             problem = f"saved by {len(states)} processes, but trainer.devices gives {processes}"
             raise ConfigurationError(f"{problem}; resume with the same number", key="ckpt_path")
@@ -202,29 +200,15 @@ class Experience(NamedTuple):
     @classmethod
     def from_state(cls, state: list[Any], device: torch.device) -> "Experience":
         """The inverse of `state`, on a device."""
-        kinds = AttributeError, IndexError, RuntimeError, TypeError, ValueError
-        with refusing("its rollout cannot be read", *kinds, key="ckpt_path"):
-            rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
-            if isinstance(reference_states, tuple):
-                reference_states = TeacherStates(reference_states[0], reference_states[1:])
-            experience = cls(
-                Rollout(*rollout).map(lambda field: field.to(device)),
-                reference_states.to(device),
-                behaviour_logprobs.to(device),
-                rewards.to(device),
-                LossWeights(*weights).map(lambda field: field.to(device)),
-                None if token_values is None else token_values.to(device),
-                {str(name): float(value) for name, value in metrics.items()},
-            )
-            *sequences, sampled = experience.rollout
-            mask = experience.rollout.mask
-            tokenwise = [*experience.weights, experience.behaviour_logprobs, sampled]
-            sizes = {len(field) for field in (*sequences, experience.reference_states, experience.rewards)}
-            is_valid = sizes == {len(mask)}
-            is_valid &= all(field is None or field.shape == mask.shape for field in tokenwise)
-            is_valid &= experience.weights.value is None if token_values is None else token_values.ndim == 1
-            numbers = [experience.behaviour_logprobs[mask], experience.rewards]
-            is_valid &= all(bool(field.isfinite().all()) for field in numbers)
-        if not is_valid:
-            raise ConfigurationError("its rollout has different shapes, or is not finite", key="ckpt_path")
-        return experience
+        rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
+        if isinstance(reference_states, tuple):
+            reference_states = TeacherStates(reference_states[0], reference_states[1:])
+        return cls(
+            Rollout(*rollout).map(lambda field: field.to(device)),
+            reference_states.to(device),
+            behaviour_logprobs.to(device),
+            rewards.to(device),
+            LossWeights(*weights).map(lambda field: field.to(device)),
+            None if token_values is None else token_values.to(device),
+            metrics,
+        )

@@ -78,6 +78,24 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
     return content
 
 
+# What Lightning restores, and would leave out without an error. A checkpoint with weights only lacks some.
+PARTS = ("state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers", "global_step", "epoch")
+
+
+def check_resumable(path: str, checkpoint: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has all that a resumed run restores.
+
+    Raises:
+        ConfigurationError: If it lacks a part.
+    """
+    missing = [name for name in PARTS if name not in checkpoint]
+    if missing:
+        problem = f"{path} cannot be resumed: it lacks {', '.join(missing)}"
+        raise ConfigurationError(
+            f"{problem}; policy_path starts another run from its policy", key="ckpt_path"
+        )
+
+
 def previous_of(checkpoint: Path) -> Path:
     """The path of the previous checkpoint."""
     return checkpoint.with_name(Path(schema.PREVIOUS_CHECKPOINT).name)

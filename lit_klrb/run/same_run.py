@@ -9,8 +9,7 @@ from typing import Any
 from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import sha256
 from lit_klrb.redaction import redacted as redacted_settings
-from lit_klrb.run.checkpoints import read
-from lit_klrb.run.resumable import check_resumable
+from lit_klrb.run.checkpoints import check_resumable, read
 
 CALLBACKS = "trainer.callbacks"
 # Keys that may differ, with all keys below them, and why. All other keys must agree.

@@ -205,39 +205,8 @@ def test_settings_are_checked(wrong):
         TokenValues(**wrong)
 
 
-def test_a_state_with_other_groups_or_penalties_is_refused():
+def test_groups_of_another_size_are_refused():
     values, _ = followed(rollouts(1))
     tokens, mask, rewards = next(rollouts(1))
     with pytest.raises(ConfigurationError, match="group_size: must be 3 as before, got 2"):
         values.observe(tokens, mask, rewards, 2)
-    with pytest.raises(ConfigurationError, match="sizes that do not fit together"):
-        TokenValues(ridges=(1.0,)).load_state_dict(values.state_dict())
-    for wrong in (None, {}, {**values.state_dict(), "tables": 3}, {**values.state_dict(), "chosen": 0.5}):
-        with pytest.raises(ConfigurationError, match=r"ckpt_path: holds no state of token values"):
-            values.load_state_dict(wrong)
-
-
-def moved(lengths):
-    """The same number of tokens, with a negative length."""
-    return torch.cat([lengths.new_tensor([-1]), lengths[1:2] + lengths[:1] + 1, lengths[2:]])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda state: {"tables": state["tables"][:, 1:]},
-        lambda state: {"errors": state["errors"][:4], "tables": state["tables"][:, :4], "chosen": 0},
-        lambda state: {"chosen": 5},
-        lambda state: {"prior": state["prior"][1:]},
-        lambda state: {"lengths": state["lengths"][3:], "rewards": state["rewards"][3:]},
-        lambda state: {"lengths": moved(state["lengths"])},
-        lambda state: {"tokens": state["tokens"] + V},
-    ],
-)
-def test_a_state_of_sizes_that_do_not_fit_together_is_refused(wrong):
-    values, _ = followed(rollouts(1), prior=torch.zeros(V))
-    values.fit(V)
-    state = values.state_dict()
-    TokenValues(ridges=RIDGES).load_state_dict(state)
-    with pytest.raises(ConfigurationError, match=r"ckpt_path: its token values have sizes that do not fit"):
-        TokenValues(ridges=RIDGES).load_state_dict({**state, **wrong(state)})

@@ -204,22 +204,6 @@ def test_adapters_that_are_none(content, tmp_path, adapter, message):
     assert error_of(path, tmp_path).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ("1", "must be a vector of floating-point numbers"),
-        (torch.zeros(2, 2), "must be a vector of floating-point numbers"),
-        (torch.arange(3), "must be a vector of floating-point numbers"),
-        (torch.tensor([0.0, float("nan")]), "has values that are not finite"),
-    ],
-)
-def test_damaged_token_values_are_one_line(content, tmp_path, values, reason):
-    path = written(content, tmp_path / "values.ckpt", **{loading.TOKEN_VALUES_KEY: values})
-    with pytest.raises(ConfigurationError) as refused:
-        loading.load_token_values("policy_path", path)
-    assert str(refused.value) == f"policy_path: {path}: token_values: {reason}"
-
-
 def test_a_file_is_read_once_until_another_is_in_its_place(content, tmp_path, monkeypatch):
     path, reads = str(tmp_path / "model.ckpt"), []
     read = checkpoints.read
