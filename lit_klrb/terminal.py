@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lit_klrb.errors import printable
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # rich is imported where a table is drawn, as the core works 
     from rich.text import Text
 
 _NUMBER = re.compile(r"[-−]?\d.*|-|")
-# Cells from this length on are text that wraps, with lines between the rows
+# Cells from this length on are text that wraps
 _LONG = 40
 _SAID: set[str] = set()
 
@@ -54,12 +54,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
 
     console = Console()
-    lines = any(len(cell) >= _LONG for row in rows for cell in row)
-    table = text_table(header, rows, lines)
+    table = text_table(header, rows, lines=False)
     cells = [[str(name), *(row[column] for row in rows)] for column, name in enumerate(header)]
+    # Where several columns wrap, an empty line is between rows
+    table.leading = int(sum(any(len(cell) >= _LONG for cell in column) for column in cells) > 1)
     widths = [max(map(len, column)) for column in cells]
     words = [max(len(word) for text in column for word in [*text.split(), ""]) for column in cells]
-    space = console.width - (3 if lines else 2) * len(cells) - 1
+    space = console.width - 2 * len(cells) - 1
     # The widest columns wrap first, and no word is broken where that is possible
     while sum(widths) > space and widths != words:
         widest = max(range(len(cells)), key=lambda column: (widths[column] > words[column], widths[column]))
@@ -70,14 +71,20 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def print_lines(*lines: str) -> None:
-    """Print sentences: on a terminal wrapped at words, with further lines indented; to a pipe as they are."""
+def print_lines(*lines: str, stream: TextIO | None = None) -> None:
+    """Print sentences: on a terminal wrapped at words, with further lines indented; to a pipe as they are.
+
+    Args:
+        lines: The sentences. Not errors, whose commands are copied from the terminal.
+        stream: Where to; standard output if not given.
+    """
+    stream = stream or sys.stdout
     width = shutil.get_terminal_size().columns
     for line in "\n".join(lines).split("\n"):
-        if sys.stdout.isatty() and len(line) > width:
+        if stream.isatty() and len(line) > width:
             indent = " " * (len(line) - len(line.lstrip()) + 2)
             line = textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
-        print(line)
+        print(line, file=stream)
 
 
 def say_once(line: str) -> None:

@@ -30,9 +30,10 @@ def test_sentences_wrap_at_words_on_a_terminal_only(capsys, monkeypatch):
     text = "  cosines down to 0.999 at 0.01, 0.694 at 0.3 nats\nshort"
     print_lines(text)
     assert capsys.readouterr().out == f"{text}\n"
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_lines(text)
-    assert capsys.readouterr().out == "  cosines down to 0.999 at\n    0.01, 0.694 at 0.3 nats\nshort\n"
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(stream := getattr(sys, name), "isatty", lambda: True)
+        print_lines(text, stream=stream)
+    assert {*capsys.readouterr()} == {"  cosines down to 0.999 at\n    0.01, 0.694 at 0.3 nats\nshort\n"}
 
 
 def test_a_pipe_gets_one_line_per_row_whatever_a_cell_holds(capsys):

@@ -14,10 +14,10 @@ from analysis.results.store import digest
 from analysis.results.sweep import Problem
 from lit_klrb import schema
 
-# What no log shows, and a mapping states by these lines.
+# What no log shows, as a question, and the line by which a mapping answers yes.
 UNSTATED = {
-    "reward_unit: task": "all rewards are of one function, scale and sign, and none contains the penalty",
-    "kl_unit: sequence": "all KLs are KL(policy \u2016 reference), summed over a completion",
+    "reward_unit: task": "do all runs use one reward, of the same scale and sign, without the KL penalty?",
+    "kl_unit: sequence": "is every KL KL(policy \u2016 reference), summed over a completion?",
 }
 
 
@@ -42,14 +42,13 @@ def plan_problems(locked: LockedPlan) -> Iterator[Problem]:
 
 
 def unstated(locked: LockedPlan) -> list[str]:
-    """One line on what no log shows and the mapping of an import does not state; empty if it states all."""
+    """One line on each thing that no log shows and the mapping of an import does not state."""
     if (origin := locked.origin) is None:
         return []
     rewards = origin.reward_unit is not None or locked.plan.primary.outcome == schema.KL
     known = (rewards, origin.kl_unit is not None)
-    lines = (f"`{line}` ({what})" for line, what in UNSTATED.items())
-    missing = [line for line, stated in zip(lines, known, strict=True) if not stated]
-    return [f"no log shows, and the mapping does not state: {'; '.join(missing)}"] if missing else []
+    lines = (f"{question} If so, add `{line}` to the mapping" for line, question in UNSTATED.items())
+    return [f"unknown: {line}" for line, stated in zip(lines, known, strict=True) if not stated]
 
 
 def _alien_cells(locked: LockedPlan) -> Iterator[str]:

@@ -46,7 +46,7 @@ def report_command(arguments: argparse.Namespace) -> int:
     print_lines(printable(sentence_of(assessment)))
     print(page)
     for line in warnings(assessment.sweep):
-        print(f"warning: {line}", file=sys.stderr)
+        print_lines(f"warning: {line}", stream=sys.stderr)
     return 0
 
 
@@ -59,7 +59,7 @@ def import_command(arguments: argparse.Namespace) -> int:
 
     import_runs(arguments.source, arguments.config, arguments.output)
     for line in unstated(LockedPlan.read(arguments.output / layout.PLAN)):
-        print(line, file=sys.stderr)
+        print_lines(line, stream=sys.stderr)
     print(arguments.output)
     return 0
 
@@ -70,9 +70,9 @@ def compare_command(arguments: argparse.Namespace) -> int:
     from analysis.report.side_by_side import side_by_side
 
     notes, tables = side_by_side(arguments.first, arguments.second)
-    print("\n".join(map(printable, notes)))
+    print_lines(*map(printable, notes))
     for table in tables:
-        print(f"\n{table.caption}")
+        print_lines(f"\n{table.caption}")
         print_table(table.header, table.cells)
     return 0
 
@@ -106,7 +106,7 @@ def print_verification(verification: "Verification", as_json: bool = False) -> i
     changed = "; changed after results" if locked.changed_after_results else ""
     print(f"plan: {locked.hash}, {state}{changed}")
     for problem in sweep.problems:
-        print(f"problem: {printable(problem.text)}")
+        print_lines(f"problem: {printable(problem.text)}")
     for line in verification.differences:
         print(f"differs: {printable(line)}")
     for line in verification.not_compared:

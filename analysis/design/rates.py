@@ -58,15 +58,17 @@ def edge_of(rates: Sequence[float], rate: float) -> str:
 
 
 def at_the_edge(plan: Plan, chosen: Mapping[str, float]) -> list[str]:
-    """One line per arm whose rate is the smallest or the largest tried, with the two rates beyond it."""
+    """A line on the arms at the smallest, and at the largest rate tried, with the two rates beyond it."""
     rates = sorted(plan.tuning.rates) if plan.tuning else []
     lines = []
-    for arm, rate in chosen.items():
+    for rate in dict.fromkeys(chosen.values()):
         if rates and (edge := edge_of(rates, rate)):
+            arms = [arm for arm, of_arm in chosen.items() if of_arm == rate]
+            are, their = ("is", "its") if len(arms) == 1 else ("are", "their")
             inner = rates[1] if edge == "smallest" else rates[-2]
             beyond = " and ".join(f"{rate * (rate / inner) ** step:.2g}" for step in (1, 2))
             lines.append(
-                f"{arm} is at the {edge} rate tried, {rate:g}: its optimum may lie beyond, and the next two "
-                f"rates to try are {beyond}"
+                f"{' and '.join(arms)} {are} at the {edge} rate tried, {rate:g}: {their} optimum may lie "
+                f"beyond, and the next two rates to try are {beyond}"
             )
     return lines

@@ -85,9 +85,11 @@ def thinned(items: Any, most: int = MOST) -> Any:
     return items[:: -(-len(items) // most) or 1]
 
 
-def thinning(most: int = MOST) -> str:
-    """A sentence of a caption."""
-    return f"Of more than {most:,} runs of an arm in a panel, every second, third and so on is drawn."
+def thinning(count: int, most: int = MOST) -> str:
+    """A sentence of a caption on how many runs of an arm in a panel are drawn; "" if all are."""
+    if count <= most:
+        return ""
+    return f" Of {count:,} runs of an arm in a panel, {len(thinned(range(count), most)):,} are drawn."
 
 
 def legend_lines(styles: dict[str, Look], *, lines: bool) -> list[Line2D]:

@@ -75,17 +75,21 @@ def power(plan: Plan, pilot: Path | None) -> Iterator[str]:
     """
     design = design_of(plan)
     subject, unit = ("the KL", "nats") if plan.primary.outcome == schema.KL else ("J", "reward units")
-    test = f"swap test of {{}} pairs, whose smallest p is {2.0 ** (1 - design.units):.2g}"
+    units = f"{design.units} pairs"
+    test = f"swap test of {units}"
     if design.by_t:
-        test = "t test over {} blocks" if design.over_blocks else "t test of {} differences"
-    yield f"  {test.format(design.units)}, level {plan.level:.2g}"
+        units = f"{design.units} {'blocks' if design.over_blocks else 'differences'}"
+        test = f"t test {'over' if design.over_blocks else 'of'} {units}"
+    yield f"  {test}, level {plan.level:.2g}"
     if design.reach() is None:
+        best = "" if design.by_t else f" (best possible: {2.0 ** (1 - design.units):.2g})"
         enough = design.grown(lambda one: one.reach() is not None)
-        yield f"  CANNOT reject, whatever the results; needs {_size(enough)}"
+        yield f"  {units} CANNOT reach p ≤ {plan.level:.2g}{best}; needs {_size(enough)}"
         return
     if pilot is None:
         reach = _detected(design, 1.0, math.inf)
-        yield f"power, no pilot: detected with 80 % are {number(reach)} SDs of a difference in {subject}"
+        sds = f"{number(reach)} SDs of single ones"
+        yield f"power, no pilot: 80 % for a mean difference in {subject} of {sds}"
         return
     pilot_sweep = _trusted(pilot)
     pairs, spread, freedom = _measured(plan, pilot_sweep)

@@ -13,7 +13,8 @@ from analysis.report.elements import Figure, Section, Table, page
 from analysis.report.figures import INK, sheet
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
-from analysis.stats.text import count, number, whole_percent
+from analysis.stats.intervals import Interval
+from analysis.stats.text import count, ends_text, number, whole_percent
 from lit_klrb import schema
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
@@ -29,10 +30,20 @@ SHOWN = {
 }
 # Keys of the data whose values the page shows: what only one of the models reads.
 CONTEXT = ("system_prompt", "teacher_system_prompt", "teacher_examples")
+# Settings of the run that the page shows: a name, and the keys of its configuration.
+SETTINGS = {
+    "module": "model.class_path",
+    "policy": "model.init_args.policy_path",
+    "reference": "model.init_args.reference_path",
+    "KL estimator": "kl.estimator.class_path",
+    "β": "kl.beta",
+    "learning rate": "model.init_args.learning_rate",
+    "steps": "trainer.max_steps",
+}
 # Half the width of a 95 % interval, in standard errors.
 Z = 1.96
 CAPTION = (
-    "Each point is an evaluation on the same held-out prompts; the bars are 95 % intervals over prompts: "
+    "Each point is an evaluation on the same held-out prompts; the bars are 95 % intervals over prompts, "
     "1.96 standard errors."
 )
 
@@ -65,11 +76,24 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     shown = {part: [section for section in own if section is not None] for part, own in sections.items()}
     parts = {part: own for part, own in shown.items() if own}
     # What the run did to its reward, or to the KL where there is none
-    ends = [(name, [*own.values()]) for name, own in (("Reward", reward), ("KL", kl)) if len(own) > 1]
-    titles = [f"{name} {number(values[0])} before, {number(values[-1])} after" for name, values in ends]
-    title, kicker = [*titles, f"Run {run.name}"][0], [f"Run {run.name}"]
-    write_output(output, page(title, kicker, parts, lead=" ".join(_counts(metrics))))
+    kicker = f"Run {run.name}"
+    title, lead = kicker, _counts(metrics)
+    for name, key, own in (("KL", schema.KL, kl), ("Reward", schema.REWARD, reward)):
+        if len(own) > 1:
+            before, *_, after = own.values()
+            title = f"{name} {number(before)} before, {number(after)} after"
+            lead = [*_intervals(own, _finite(metrics, f"val/{key}_se")), *_counts(metrics)]
+    write_output(output, page(title, [kicker], parts, lead=" ".join(lead)))
     return output
+
+
+def _intervals(values: Mapping[int, float], errors: Mapping[int, float]) -> list[str]:
+    """The intervals of the first and the last value, in a sentence; empty where an error is unknown."""
+    steps = min(values), max(values)
+    if any(step not in errors for step in steps):
+        return []
+    ends = [Interval(values[at] - Z * errors[at], values[at] + Z * errors[at], 0.95) for at in steps]
+    return [f"95\u00a0% intervals over prompts: {ends_text(ends[0])} before, {ends_text(ends[1])} after."]
 
 
 def _finite(metrics: Mapping[str, Curve], name: str) -> dict[int, float]:
@@ -84,7 +108,7 @@ def _counts(metrics: Mapping[str, Curve]) -> list[str]:
         "train/unfinished": "of the completions were cut at their largest length",
     }
     shares = {text: [*_finite(metrics, key).values()] for key, text in texts.items()}
-    lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
+    lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if any(own)]
     left_out = [value for value in _finite(metrics, "train/left_out").values() if value]
     return lines + [f"{count(int(value), 'row')} of the data left out." for value in left_out[-1:]]
 
@@ -118,11 +142,12 @@ def _curves(run: Path, metrics: Mapping[str, Curve]) -> Section:
     header = ("step", *(name for name, _ in columns))
     rows = [(str(step), *(values.get(step) for _, values in columns)) for step in steps]
     labels = [SHOWN[name] for name in measured]
+    caption = CAPTION + " That of J is not recorded." * (OBJECTIVE in measured)
     alt = f"{' and '.join(labels)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
     return Section(
         "curves",
         "Reward, KL and length" if schema.REWARD in measured else "KL and length",
-        figures=[Figure(lambda: _draw(measured, widths), alt, CAPTION, Table("Evaluations.", header, rows))],
+        figures=[Figure(lambda: _draw(measured, widths), alt, caption, Table("Evaluations.", header, rows))],
     )
 
 
@@ -153,9 +178,9 @@ def _completions(run: Path) -> Section | None:
         "completions",
         "Completions before and after",
         paragraphs=[
-            "One completion of each of the first prompts of the evaluation, unselected. What both texts "
-            "begin with, the prompt and sometimes a few words more, is in the first column, without the "
-            "lines that all prompts share at their beginning and end."
+            "One completion of each of the first prompts of the evaluation, unselected. The first column is "
+            "what both texts begin with: the prompt, sometimes with a few words more. Lines with which all "
+            "prompts begin or end are left out."
         ],
         tables=[Table("Sampled with the same random numbers.", ("prompt", "before", "after"), rows)],
     )
@@ -186,11 +211,22 @@ def _settings(run: Path) -> Section | None:
         data = configuration["data"]["init_args"]
     except (LookupError, TypeError):
         raise ConfigurationError(f"{path} is not the configuration of a run: it has no data") from None
-    rows = [[key.replace("_", " "), _lines(data[key])] for key in CONTEXT if data.get(key)]
+    rows = [[name, text] for name, key in SETTINGS.items() if (text := _setting(configuration, key))]
+    rows += [[key.replace("_", " "), _lines(data[key])] for key in CONTEXT if data.get(key)]
     command = shlex.join(["lit-klrb", "fit", "--config", str(path)])
     return Section(
-        "settings", "What made this run", tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])]
+        "settings",
+        "What made this run",
+        tables=[Table("From its configuration.", ("", ""), [*rows, ["command", command]])],
     )
+
+
+def _setting(configuration: Any, key: str) -> str:
+    """A text or number under a dotted key, of a class its name; "" if there is none."""
+    for part in key.split("."):
+        configuration = configuration.get(part) if isinstance(configuration, dict) else None
+    text = str(configuration) if isinstance(configuration, str | int | float) else ""
+    return text.rpartition(".")[2] if key.endswith("class_path") else text
 
 
 def _configuration(run: Path) -> dict[str, Any]:

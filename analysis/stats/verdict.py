@@ -215,8 +215,8 @@ class Verdict:
                 )
             case Outcome.CANNOT_REJECT:
                 return (
-                    f"On {subject}, {arms}, this design cannot reject: even with all informative pairs on "
-                    f"one side, {probability(self.attainable)} would exceed {self.alpha:g} ({evidence})."
+                    f"On {subject}, {arms}, there are too few runs for a test: the smallest possible "
+                    f"{probability(self.attainable)} is above {self.alpha:g} ({evidence})."
                 )
             case _:
                 why = f": {self.doubt}" if self.doubt else self._untrained()

@@ -34,6 +34,9 @@ FITTED = {
 }
 
 
+# How statements about gradients begin, which a table leaves out
+GRADIENT = "the gradient of "
+
 # What is printed of an estimator, in order
 LABELS = {"use": "use it for", "refusal": "refused for training", "optimises": "optimises"}
 LABELS |= {"caution": "caution", "used_by": "used by", "cost": "cost", "formula": "computes"}
@@ -95,12 +98,12 @@ def _print_overview() -> None:
         ("situation", "estimator", "because"),
         [(advice.situation, advice.estimator.__name__, advice.reason) for advice in ADVICE],
     )
-    print("\nAll, with what the gradient of each optimises:")
+    print("\nAll estimators, and the gradient that each has:")
     rows = []
     for about in _overview():
         training = "yes" if about["refusal"] is None else "refused"
-        rows.append((about["name"] or "", about["optimises"] or "", training))
-    print_table(("estimator", "optimises", "training"), rows)
+        rows.append((about["name"] or "", (about["optimises"] or "").removeprefix(GRADIENT), training))
+    print_table(("estimator", "the gradient of", "training"), rows)
     print("\nFormula, cost, bias and where it is used: lit-klrb explain NAME")
 
 
@@ -122,7 +125,7 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     print_lines(*explain_names(certificate.gradient))
     print_levels(certificate.gradient, certificate.mean_values)
     if note := FITTED.get(type(estimator)):
-        print(f"{note}; docs/variance.md measures it with many prompts.")
+        print_lines(f"{note}; docs/variance.md measures it with many prompts.")
 
 
 def main(argv: Sequence[str]) -> int:

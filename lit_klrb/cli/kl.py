@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.terminal import say_loading
+from lit_klrb.terminal import print_lines, say_loading
 
 if TYPE_CHECKING:
     from lit_klrb.comparison.compare import Measured
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     prompts = min(table.clusters for table in measured.tables.values())
     if prompts < FEW_PROMPTS:
         few = f"{prompts} {'texts' if options.prompts is None else 'prompts'}, too few for standard errors"
-        print(f"warning: {few}: give at least {FEW_PROMPTS}", file=sys.stderr)
+        print_lines(f"warning: {few}: give at least {FEW_PROMPTS}", stream=sys.stderr)
     document = summary(measured, options.level)
     if options.json:
         print(json.dumps(document, indent=2))

@@ -6,7 +6,7 @@ from typing import Any
 from lit_klrb.comparison.compare import Measured
 from lit_klrb.comparison.estimates import LIKELIHOOD, ClusteredEstimate
 from lit_klrb.errors import printable
-from lit_klrb.terminal import print_table
+from lit_klrb.terminal import print_lines, print_table
 
 NAMES = {"forward": ("policy", "reference"), "reverse": ("reference", "policy")}
 # A heading, sentences, and the header and the rows of a table, of which each may be empty.
@@ -61,7 +61,7 @@ def _numbers(units: dict[str, ClusteredEstimate]) -> dict[str, dict[str, float |
 def print_report(summary: dict[str, Any]) -> None:
     """Print the summary: sentences, and tables as wide as the terminal or tab-separated."""
     for number, (heading, lines, header, rows) in enumerate(_parts(summary)):
-        print("\n" * bool(number) + "\n".join(map(printable, [heading, *lines])))
+        print_lines("\n" * bool(number) + printable(heading), *map(printable, lines))
         if rows:
             print_table(header, rows)
 
@@ -91,10 +91,12 @@ def _of_direction(about: dict[str, Any], summary: dict[str, Any]) -> Part:
     ]
     if LIKELIHOOD in about["estimates"]:
         lines.append(f"{LIKELIHOOD} is that of the texts, policy to reference, and no estimate of the KL")
-    interval = f"{summary['level']:.0%} interval"
-    header = "estimate", f"per {unit}", "± se", interval, "per token", "± se", interval
-    estimates = about["estimates"].items()
-    rows = [(name, *_cells(units["sequence"]), *_cells(units["token"])) for name, units in estimates]
+    header = "estimate", "per", "value", "± se", f"{summary['level']:.0%} interval"
+    rows = [
+        (name, shown, *_cells(units[key]))
+        for key, shown in (("sequence", unit), ("token", "token"))
+        for name, units in about["estimates"].items()
+    ]
     return about["estimand"], lines, header, rows
 
 

@@ -27,14 +27,14 @@ ADVICE = (
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
         "small models of reviews ended at 4.71 in reward - beta KL with it and at 3.58 with MonteCarlo; on "
-        "SmolLM2 no difference was found, but a gain with model.prefix_reward_every, where beginnings of "
-        "completions can be scored, clearly in 1 of 9 comparisons (docs/results.md)",
+        "SmolLM2 no difference was found, but with model.prefix_reward_every a clear gain in 1 of 9 "
+        "comparisons (docs/results.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",
         TiltedRaoBlackwell,
         "on a toy with such a reward it ended 0.063 above MonteCarlo, 0.034 to 0.093 "
-        "(replication/results/noise/README.md)",
+        "(replication/results/noise)",
     ),
     Advice(
         "distillation, or a KL without a reward",

@@ -54,7 +54,7 @@ def test_a_terminal_gets_tables_of_its_width(capsys, monkeypatch, width):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     text = re.sub("\x1b\\[[0-9;]*m", "", output_of(capsys))
-    assert "│" in text
+    assert "──" in text
     assert all(name in text for name in CLASSES), "no name is cut"
     assert max(map(len, text.splitlines())) <= width
     assert "\t" not in text

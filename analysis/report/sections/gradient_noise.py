@@ -63,9 +63,9 @@ def _description(measured: _Measured) -> str:
     artifact = measured.artifact
     pooled = artifact.prompts * artifact.snapshots[0].completions
     return (
-        f"{measured.prefix}tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} "
-        f"completions, over {artifact.batches} batches of different prompts and completions, the same for "
-        f"all estimators. The policy is that of one run ({measured.title}) at the given steps."
+        f"{measured.prefix}Variance of the gradient (trace of its covariance) over {artifact.batches} "
+        f"batches of {artifact.prompts} prompts and {pooled} completions; all estimators see the same "
+        f"batches. The policy is that of one run ({measured.title}) at the given steps."
     )
 
 
@@ -103,10 +103,9 @@ def _absolute_numbers(measured: _Measured) -> Iterator[dict[str, Any]]:
 
 def _absolute(measured: _Measured) -> Table:
     return Table.of(
-        f"{measured.prefix}Noise: tr Cov of the gradient of one batch. Variance of the norm: Var‖g‖, in "
-        "which noise that only turns the gradient does not count. Signal to noise: an unbiased estimate of "
-        "the mean gradient's squared norm, which may be negative, divided by the noise. Below 1, the "
-        "gradient of one batch is mostly noise.",
+        f"{measured.prefix}Noise: variance of one batch's gradient (trace of the covariance). Variance of "
+        "the norm: that of the gradient's length alone. Signal to noise: squared norm of the mean gradient "
+        "(unbiased, so it may be negative) over the noise; below 1 a batch's gradient is mostly noise.",
         _absolute_numbers(measured),
         ("Step", lambda row: str(row["step"])),
         ("Gradient of", lambda row: str(row["term"])),

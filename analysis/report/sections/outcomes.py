@@ -150,7 +150,9 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
     """One forest plot of comparisons whose differences have the same unit."""
     plan = assessment.sweep.plan
     control, blocks = plan.primary.control, list(plan.grid.blocks)
-    parts = [name for name, more in (("β", len(plan.grid.beta) > 1), ("block", bool(blocks))) if more]
+    pairs = len(plan.grid.beta) * plan.grid.replicates
+    several = {"β": len(plan.grid.beta) > 1, "block": bool(blocks) and pairs > len(blocks)}
+    parts = [name for name, more in several.items() if more]
     note = (
         f" A single {' or '.join(parts)} has a t interval of the same level, not corrected." if parts else ""
     )
@@ -158,7 +160,7 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
         lambda: _draw(assessment, comparisons),
         f"Forest plot of differences to {control} in {comparisons[0].primary.claim.subject}.",
         "Each small dot is one matched pair; the mark is the mean over replicates. “All” is what is tested, "
-        f"with its simultaneous interval.{note} {thinning()}",
+        f"with its simultaneous interval.{note}{thinning(pairs)}",
         Table(
             f"Differences to {control}, with the intervals of the figure.",
             ("Arm", "Where", "Difference", "Interval", "Replicates"),

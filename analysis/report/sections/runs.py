@@ -158,7 +158,7 @@ def block_condition(assessment: Assessment) -> str:
     return (
         f"{sentence} The verdict{which} is about others like them, as far as these are a sample of such "
         f"blocks. Failures not seen in these {len(labels)} blocks, such as a collapse, could still occur in "
-        f"up to {most} of others (95 % Clopper–Pearson bound)."
+        f"up to {most} of others (95\u00a0% Clopper–Pearson bound)."
     )
 
 

@@ -68,10 +68,9 @@ def _off_normal(assessment: Assessment) -> dict[str, tuple[float, float]]:
 def _off_normal_text(rates: dict[str, tuple[float, float]]) -> str:
     normal, skewed = (whole_percent(sum(rates[name])) for name in ("normal", "log-normal"))
     return (
-        f"Without a mean difference this test says better or worse in {normal} of sweeps if differences are "
-        f"normal, in {skewed} if they are log-normal; where one in ten loses by a collapse what the others "
-        f"gain, it says better in {whole_percent(rates['collapses'][0])}, as few samples have a collapse to "
-        "see (simulated)."
+        f"False positives of this test in simulated sweeps: {normal} if differences are normal, {skewed} if "
+        "they are log-normal. Where one run in ten collapses, and loses what the others gain, it says better "
+        f"in {whole_percent(rates['collapses'][0])}, as few samples contain a collapse."
     )
 
 
@@ -162,11 +161,11 @@ def _beside(verdict: Verdict) -> str:
 
 def _counts(assessment: Assessment) -> str:
     plan, grid = assessment.sweep.plan, assessment.sweep.grid
-    diverged = sum(run.diverged for run in grid.values())
+    diverged, planned = sum(run.diverged for run in grid.values()), len(plan.places)
+    have = "" if len(grid) == planned else f", of which {len(grid)} have a result"
     return (
-        f"{count(len(plan.grid.arms), 'arm')} × {count(len(plan.grid.beta), 'value')} of β × "
-        f"{count(plan.grid.replicates, 'replicate')} = {len(plan.places)} runs, {len(grid)} with a result, "
-        f"{diverged} of them diverged."
+        f"{planned} runs ({count(len(plan.grid.arms), 'arm')} × {len(plan.grid.beta)} β × "
+        f"{count(plan.grid.replicates, 'replicate')}){have}; {diverged or 'none'} diverged."
     )
 
 

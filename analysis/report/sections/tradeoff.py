@@ -49,14 +49,16 @@ def tradeoff(assessment: Assessment) -> Section | None:
 
 
 def _figure(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolArray) -> Figure:
+    plan = assessment.sweep.plan
+    joined = "lines join the betas of an arm; " if len(plan.grid.beta) > 1 else ""
     return Figure(
         lambda: _draw(assessment, runs, points, on),
-        f"Reward against KL for {', '.join(assessment.sweep.plan.grid.arms)}: means over replicates at each "
+        f"Reward against KL for {', '.join(plan.grid.arms)}: means over replicates at each "
         f"beta, and {len(runs)} single runs, {int(on.sum())} of them on the frontier.",
         "Up is more reward, left is closer to the reference. A large mark is the mean over the replicates of "
-        "an arm at one β, its bars are t intervals over replicates, lines join the betas of an arm; long "
-        "bars may end outside. Pale marks are single runs; the dashed steps are their frontier, the runs "
-        f"that no other run dominates in reward and KL. {thinning()}",
+        f"an arm at one β, its bars are t intervals over replicates; {joined}long bars may end outside. Pale "
+        "marks are single runs; the dashed steps are their frontier, the runs that no other run dominates "
+        f"in reward and KL.{thinning(len(plan.grid.beta) * plan.grid.replicates)}",
         _table(runs, on),
     )
 
@@ -260,6 +262,6 @@ def arm_results(assessment: Assessment) -> Section | None:
     return Section(
         "happened",
         "Results of each arm",
-        paragraphs=[f"The runs start at {values}."] if values else (),
+        paragraphs=[f"At the start: {values}."] if values else (),
         tables=[table for table in tables if table.rows],
     )

@@ -142,10 +142,8 @@ _RUNS, _POINTS = 100, 4_000
 def training_curves(assessment: Assessment) -> Section | None:
     """One figure for training and one for validation, with one row per β."""
     drawn = (_figure(assessment, source, where) for source, where in SOURCES.items())
-    figures = [figure for figure in drawn if figure is not None]
-    if not figures:
-        return None
-    return Section("curves", "Training curves", figures=figures, tables=_lost(assessment))
+    figures, tables = [figure for figure in drawn if figure is not None], _lost(assessment)
+    return Section("curves", "Training curves", figures=figures, tables=tables) if figures or tables else None
 
 
 def _lost(assessment: Assessment) -> list[Table]:
@@ -159,23 +157,28 @@ def _lost(assessment: Assessment) -> list[Table]:
         return _LOST[key][1](float(values.mean())) if len(values) else "–"
 
     rows = [(arm, *(mean(arm, key) for key in _LOST)) for arm in assessment.sweep.plan.grid.arms]
-    caption = "What trains nothing or is incomplete: means over the training steps of all runs of an arm."
+    caption = (
+        "Steps that train nothing, and what is cut: means over the training steps of all runs of an arm."
+    )
     any_known = any(text != "–" for _, *texts in rows for text in texts)
     return [Table(caption, ("Arm", *(name for name, _ in _LOST.values())), rows)] if any_known else []
 
 
 def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
     grid = assessment.sweep.grid.values()
-    runs = [run for run in grid if any(_curve(run, source, metric) for metric in METRICS)]
-    if not runs:
+    curves = [(run, curve) for run in grid for metric in METRICS if (curve := _curve(run, source, metric))]
+    if not any(len(curve.step) > 2 for _, curve in curves):  # two points are in the tables of results
         return None
-    name = NAMES[source]
+    name, runs = NAMES[source], [*dict.fromkeys(run for run, _ in curves)]
+    diverged = (
+        " A line that ends early is of a run that diverged." if any(run.diverged for run in runs) else ""
+    )
     return Figure(
         lambda: _draw(assessment, runs, source),
         f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row per β.",
         f"{name}: reward and KL {where}. Thick lines are means of an arm over its replicates, at the steps "
         "at which all of them have a value, with pointwise 95% t intervals; pale lines are single runs. "
-        f"Curves are not smoothed. A line that ends early is of a run that diverged. {thinning(_RUNS)}",
+        f"Curves are not smoothed.{diverged}{thinning(assessment.sweep.plan.grid.replicates, _RUNS)}",
         _table(assessment, runs, source),
     )
 

@@ -118,7 +118,7 @@ def test_the_locked_plan_has_the_blocks_and_the_plan_prints_them(write, capsys, 
     assert main(["plan", "--config", str(write())]) == 0
     out = capsys.readouterr().out
     assert "  3 blocks of 2 replicates (a, b, c)\n" in out
-    assert "  t test over 3 blocks, level 0.05\npower, no pilot: detected with 80 % are " in out
+    assert "  t test over 3 blocks, level 0.05\npower, no pilot: 80 % for a mean difference in J of " in out
     assert "all runs share one sft and one dpo" not in out
     assert "all runs share one sft: what is found holds given" in out
     assert LockedPlan.read(tmp_path / "runs" / "plan.json").plan.grid == read_plan(write()).grid
@@ -126,7 +126,7 @@ def test_the_locked_plan_has_the_blocks_and_the_plan_prints_them(write, capsys, 
     assert main(["plan", "--config", str(write(two, directory="two"))]) == 0
     out = capsys.readouterr().out
     assert "2 blocks of 3 replicates (a, b)\n" in out
-    assert "swap test of 12 pairs, whose smallest p is 0.00049" in out
+    assert "swap test of 12 pairs, level 0.05" in out
 
 
 def with_third(overrides=None, inputs=None):

@@ -73,8 +73,8 @@ last = [row for row in rows() if row["step"] == 5]
 KL, REWARD = {"kl_unit": "sequence"}, {"reward_unit": "task"}
 LEFT_OUT, ONCE = STATED | {"incomplete": "leave_out_replicate"}, STATED | {"columns": FINALS}
 SCALE = "another scale or sign, or a penalty within? `reward_unit: task` in the mapping states"
-TASK = "`reward_unit: task` (all rewards are of one function, scale and sign, and none contains"
-SUMMED = "`kl_unit: sequence` (all KLs are KL(policy ‖ reference), summed over a completion)"
+TASK = "without the KL penalty? If so, add `reward_unit: task` to the mapping"
+SUMMED = "KL(policy ‖ reference), summed over a completion? If so, add `kl_unit: sequence` to the mapping"
 # What is changed, further keys of the mapping, whether there is no verdict, and the line.
 IMPORTS = {
     "rewards times three": (

@@ -22,7 +22,8 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     files = {
         METRICS: "step,val/kl,val/kl_se,val/length,train/kl,train/logged/kl\n"
         "0,7.25,0.5,24,,\n1,,,,6,9\n2,1.5,,8.5,5,11\n3,,,,5,7\n",
-        CONFIG: 'data: {init_args: {teacher_system_prompt: Be <i>, teacher_examples: [["Q?", "A!"]]}}',
+        CONFIG: "model: {class_path: lit_klrb.modules.DistillModule}\ntrainer: {max_steps: 3}\n"
+        'data: {init_args: {teacher_system_prompt: Be <i>, teacher_examples: [["Q?", "A!"]]}}',
         TEXTS: 'text_at_start,reward_at_start,text,reward\n"Why?\nThe <b>.",0,"Why?\nArrr!",0\n',
     }
     write_run(tmp_path, files)
@@ -35,6 +36,8 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
         ["2", "1.50", "–", "8.50"],
         ["Why?", "The &lt;b&gt;.", "Arrr!"],
         ["kl", "9.00", "7.00", "9.00"],
+        ["module", "DistillModule"],
+        ["steps", "3"],
         ["teacher system prompt", "Be &lt;i&gt;"],
         ["teacher examples", "Q? A!"],
         ["command", f"lit-klrb fit --config {tmp_path / 'config.yaml'}"],
@@ -57,16 +60,17 @@ def test_a_strangers_configuration_is_shown_as_it_stands(tmp_path, monkeypatch):
 
 def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_path):
     rows = (
-        "step,val/kl,val/reward,train/equal_rewards,train/unfinished,train/left_out\n"
-        "0,0,1.5,,,7\n1,,,0.25,1,\n2,4,3.5,0.75,,\n"
+        "step,val/kl,val/reward,val/reward_se,train/equal_rewards,train/unfinished,train/left_out\n"
+        "0,0,1.5,0.25,,,7\n1,,,,0.25,1,\n2,4,3.5,1,0.75,,\n"
     )
     write_run(tmp_path, {METRICS: rows, CONFIG: "kl: {beta: 0.25}\ndata: {init_args: {}}"})
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "<h1>Reward 1.50 before, 3.50 after</h1>" in page
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
-    assert cells[:4] == ["step", "reward", "J = reward − β·KL", "KL, nats per completion"]
-    assert cells[4:12] == ["0", "1.50", "1.50", "0.00", "2", "3.50", "2.50", "4.00"]
+    assert "over prompts: 1.01 to 1.99 before, 1.54 to 5.46 after." in page
+    assert cells[:5] == ["step", "reward", "± 95 %", "J = reward − β·KL", "KL, nats per completion"]
+    assert cells[5:15] == ["0", "1.50", "0.49", "1.50", "0.00", "2", "3.50", "1.96", "2.50", "4.00"]
     assert "50% of the prompts had completions of equal reward" in page
     assert "100% of the completions were cut" in page
     assert "7 rows of the data left out" in page
