@@ -22,7 +22,6 @@ SHORT = [
 # "{x}" stands for a file: the checkpoint of a stage, a tokenizer with one more token, other reviews.
 RAO_BLACKWELL = ["--kl.estimator", "RaoBlackwell"]
 TRAINING = [
-    ("sft", ["--seed_everything", "3"]),
     ("sft", ["--model.learning_rate", "0.001"]),
     ("sft", ["--model.weight_decay", "10"]),
     ("sft", ["--model.warmup_steps", "3"]),
@@ -35,20 +34,17 @@ TRAINING = [
     ("sft", ["--data.batch_size", "7"]),
     ("sft", ["--data.train_size", "32"]),
     ("sft", ["--data.source", "{reviews}"]),
-    ("dpo", ["--model.policy_path", "{rloo}"]),
     ("dpo", ["--model.beta", "3"]),
     ("dpo", ["--model.reward_path", "cli_rewards:length"]),
     ("dpo", ["--model.completions_per_prompt", "3"]),
     ("reward", ["--model.classifier_config", "null", "--model.classifier_path", "{reward}"]),
     ("reward", ["--model.classifier_config", "null", "--model.backbone_path", "{sft}"]),
     ("reward", ["--model.tokenizer_path", "{tokenizer}"]),
-    ("reward", ["--data.max_tokens", "5", "--data.overlong", "cut"]),
     ("rloo", ["--seed_everything", "3"]),
     ("rloo", ["--kl.beta", "3"]),
     ("rloo", ["--kl.final_beta", "30"]),
     ("rloo", ["--kl.target_kl", "0.01", "--kl.horizon", "5"]),
     ("rloo", ["--kl.estimator", "MonteCarlo"]),
-    ("rloo", ["--kl.estimator", "K1Loss", "--kl.estimator.allow_biased", "true"]),
     ("rloo", ["--kl.estimator.baseline", "null"]),
     ("rloo", ["--kl.estimator.off_policy", "clip"]),
     ("rloo", [*RAO_BLACKWELL, "--kl.estimator.discount", "0.5", "--kl.estimator.allow_biased", "true"]),
