@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, cast, final
 
 import torch
@@ -18,6 +19,13 @@ from lit_klrb.data.lengths import Selection
 from lit_klrb.data.prompts import PreferencePair, Prompt, collate_pairs
 from lit_klrb.data.reader import Reader
 from lit_klrb.errors import ConfigurationError
+
+
+@cache
+def _entropy_of_reviews() -> float:
+    """Of the embedded world, in nats per token, once for all evaluations."""
+    # Without a beginning-of-sequence token the first token is not predicted
+    return ReviewGrammar().entropy_per_token(given=1)
 
 
 @final
@@ -39,8 +47,7 @@ class TextDataModule(WholeTexts):
 
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""
-        # Without a beginning-of-sequence token the first token is not predicted
-        return ReviewGrammar().entropy_per_token(given=1) if self.source == GRAMMAR else None
+        return _entropy_of_reviews() if self.source == GRAMMAR else None
 
     def encoded(self, reader: Reader, row: Row, selection: Selection) -> Encoded:
         """Token ids of a row with its end, and which of them are trained on."""
