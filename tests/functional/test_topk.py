@@ -12,21 +12,6 @@ from replication.topk_rivals import RIVALS
 ESTIMATES = {kind.__name__: per_token(kind.recipe.value).of for kind in (RaoBlackwellTopK, *RIVALS)}
 
 
-def test_the_head_is_that_of_the_model_that_is_named():
-    generator = torch.Generator().manual_seed(0)
-    logits, ref_logits = 2 * torch.randn(2, 40, dtype=torch.float64, generator=generator)
-    logits[0] += 9  # token 0 is in the policy's head and not in the reference's
-    rows = logits[None, None], ref_logits[None, None], torch.zeros(1, 1, dtype=torch.long)
-    p, q = logits.softmax(0), ref_logits.softmax(0)
-    for support, own in (("policy", p), ("reference", q)):
-        stats, head = token_stats(*rows, topk=TopK(5, support)), own.topk(5).indices
-        torch.testing.assert_close(stats.head_mass.flatten(), p[head].sum()[None])
-        torch.testing.assert_close(stats.ref_head_mass.flatten(), q[head].sum()[None])
-        excess = (p * (p.log() - q.log()) - p + q)[head].sum()
-        torch.testing.assert_close(stats.head_kl.flatten(), excess[None])
-        assert stats.in_head.item() == (0 in head)
-
-
 def test_tokens_that_a_model_excludes_are_counted_as_in_the_exact_kl():
     """A head with tokens of probability 0 under the policy, and one that only the reference excludes."""
     absent, tokens = -torch.inf, torch.tensor([[0]])
