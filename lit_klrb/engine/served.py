@@ -4,15 +4,13 @@ The protocol is that of vLLM's OpenAI-compatible server: POST /completions with 
 `prompt_logprobs`, whose answer has, at each position of a prompt, the k most likely tokens and the prompt's.
 """
 
-import io
 import json
 import logging
 import math
 import re
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from socket import socket
 from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,32 +55,6 @@ def check_address(address: str) -> None:
         )
 
 
-class _InTime(io.RawIOBase):
-    """A socket with one deadline for everything that is sent and read."""
-
-    def __init__(self, connection: socket, deadline: float) -> None:
-        self.connection, self.deadline = connection, deadline
-
-    def sendall(self, data: bytes) -> None:
-        self._until_deadline().sendall(data)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._until_deadline().recv_into(buffer)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_InTime(self.connection, self.deadline))
-
-    def _until_deadline(self) -> socket:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self.connection.settimeout(left)
-        return self.connection
-
-
 class ServedTeacher:
     """Log-probabilities of a served teacher, for `served_stats`.
 
@@ -94,7 +66,7 @@ class ServedTeacher:
         k: Number of most likely tokens at each position.
         vocabulary: V, the size of the policy's vocabulary.
         model: The name of the teacher on its server; None for the only one.
-        timeout: Seconds after which an answer is late, from the connection to the last byte.
+        timeout: Seconds of silence after which an answer is late.
 
     Raises:
         ConfigurationError: If the server does not answer, or has several models and none is named.
@@ -237,24 +209,22 @@ class ServedTeacher:
         )
 
     def _read(self, path: str, question: dict[str, Any] | None) -> bytes:
-        """The bytes of an answer; the deadline is that of the whole exchange."""
-        deadline, parts = time.monotonic() + self.timeout, urlsplit(self.address)
+        """The bytes of an answer."""
+        parts = urlsplit(self.address)
         protocol = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         http = protocol(parts.hostname or "", parts.port, timeout=self.timeout)
-        http.connect()
-        with http.sock as connection:
-            http.sock = _InTime(connection, deadline)
+        with closing(http):
             data = None if question is None else json.dumps(question)
             headers = {"Content-Type": "application/json", "Connection": "close"}
             target = f"{parts.path.rstrip('/')}/{path}"
             http.request("GET" if data is None else "POST", target, data, headers)
-            response = http.getresponse()
-            if response.status != 200:
-                reason = f"{response.status}: {response.read(2000).decode(errors='replace')}"
-                if response.status >= 500:
-                    raise OSError(reason)
-                raise self._error(f"refuses a request, {brief(ValueError(reason))}")
-            return response.read()
+            with http.getresponse() as response:
+                if response.status != 200:
+                    reason = f"{response.status}: {response.read(2000).decode(errors='replace')}"
+                    if response.status >= 500:
+                        raise OSError(reason)
+                    raise self._error(f"refuses a request, {brief(ValueError(reason))}")
+                return response.read()
 
     def _reading(self) -> AbstractContextManager[None]:
         """Anything may be sent in place of the answer."""

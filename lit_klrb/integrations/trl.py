@@ -47,7 +47,7 @@ from lit_klrb.integrations.trl_settings import (
 )
 from lit_klrb.rollouts.scoring import Scorer
 
-# Seconds in which a served teacher must answer a request of 16 sequences
+# Seconds of silence after which the answer of a served teacher for 16 sequences is late
 TIMEOUT = 120.0
 
 

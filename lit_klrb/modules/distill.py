@@ -51,7 +51,7 @@ class DistillModule(OnPolicyModule):
             from its defaults. The tokenizer is the teacher's. Give either this or policy_path.
         served_model: The name of a teacher on its server, if its path is an address such as
             http://127.0.0.1:8000/v1; null for the only one that is served.
-        served_timeout: Seconds in which a served teacher must answer a request of 16 sequences.
+        served_timeout: Seconds of silence after which a served teacher's answer for 16 sequences is late.
 
     Raises:
         ConfigurationError: If not exactly one of policy_config and policy_path is given, a student with new

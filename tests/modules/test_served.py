@@ -1,12 +1,9 @@
 """A teacher in an engine of its own, which a server on the loopback stands for."""
 
-import contextlib
 import copy
 import functools
 import json
 import math
-import socket
-import threading
 import time
 
 import pytest
@@ -28,7 +25,7 @@ from lit_klrb.cli.check import check
 from lit_klrb.cli.main import main
 from lit_klrb.engine import served
 from lit_klrb.engine.served import ServedTeacher
-from lit_klrb.errors import ConfigurationError, NoAnswerError
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import CoarsenedTopK, MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.models.loading import load_model, load_tokenizer
 from lit_klrb.modules import DistillModule
@@ -124,10 +121,10 @@ def test_what_is_no_answer_is_one_line(name):
     spoil, message = SPOILED[name]
     rollout, _ = every_batch()
     with TeacherServer(tiny("gpt2", seed=1)) as server:
-        teacher = ServedTeacher(server.address, 1, VOCABULARY, None, 0.3)
+        teacher = ServedTeacher(server.address, 1, VOCABULARY, None, 5.0)
         rows = rollout.rows(slice(4))
         teacher(rows)
-        server.spoil = spoil
+        server.spoil, teacher.timeout = spoil, 0.3 if spoil is late else 5.0
         with pytest.raises(ConfigurationError) as refused:
             teacher(rows)
     assert str(refused.value).startswith(f"reference_path: {server.address} {message}")
@@ -150,42 +147,6 @@ def test_a_sampled_token_belongs_to_the_head_s_distribution(head, token):
         teacher = ServedTeacher(server.address, 1, VOCABULARY, None, 5.0)
         with pytest.raises(ConfigurationError, match=r"as log-probabilities|a head without token 2"):
             teacher._head(position, 2)
-
-
-DRIPPING = {
-    "status line": (b"HTTP/1.1 ", b"2" * 60),
-    "headers": (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 15),
-    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 3),
-    **{
-        f"body of {code}": (b"HTTP/1.1 %d X\r\nContent-Length: 99\r\n\r\n" % code, b" " * 60)
-        for code in (200, 400, 500)
-    },
-}
-
-
-@pytest.mark.parametrize("name", DRIPPING)
-def test_one_deadline_for_the_whole_exchange(name, monkeypatch):
-    """A server that sends a byte now and then, each in time, is cut off long before its last one."""
-    monkeypatch.setattr(served, "PAUSES", ())
-    at_once, slowly = DRIPPING[name]
-    sent = []
-
-    def drip(listener):
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):
-            connection.sendall(at_once)
-            for byte in slowly:
-                time.sleep(0.05)
-                connection.sendall(bytes([byte]))
-                sent.append(byte)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip, args=(listener,))
-        thread.start()
-        with pytest.raises(NoAnswerError, match=r"does not answer as a teacher \(timed out\)"):
-            ServedTeacher(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", 1, VOCABULARY, None, 0.3)
-        thread.join()
-    assert len(sent) < len(slowly)
 
 
 @pytest.mark.parametrize(
