@@ -53,7 +53,7 @@ def test_the_verdict_has_its_evidence_and_conditions(better):
         r"higher J = reward − β·KL than MonteCarlo \(difference \+[\d.]+ reward units, 95% CI", text
     )
     assert "conditional on" in text
-    assert "2 arms × 3 values of β × 5 replicates = 30 runs" in text
+    assert "30 runs (2 arms × 3 β × 5 replicates); none diverged." in text
     assert "significant" not in text
     assert "The intervals of this answer are 95 %, over seeds, for the prompts that were evaluated." in text
     assert "MonteCarlo gained over the start: " in text

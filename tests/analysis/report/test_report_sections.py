@@ -110,7 +110,7 @@ def test_three_tests_describe_and_the_rest_is_counted(tmp_path, undrawn):
     assert counted["dominates"] == won > 0
     assert f"RaoBlackwell {share.count} of {share.total} {won} of 30 0 of 30 +0." in page.text
     assert "collapses" in found["verdict"]["rejections"]
-    assert "loses by a collapse what the others gain, it says better in" in page.text
+    assert "Where one run in ten collapses, and loses what the others gain, it says better in" in page.text
 
 
 def test_steps_with_less_spread_are_counted(tmp_path, undrawn):
