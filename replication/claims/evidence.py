@@ -108,6 +108,7 @@ SWEEPS = {
     "smollm2_directions": "SmolLM2 and its own context, two contexts, new rates as chosen",
     "smollm2_contexts": "SmolLM2 and its own context, two other contexts, rates as chosen",
     "smollm2_heal_forward": "SmolLM2 without two layers, one rate",
+    "smollm2_length_24": f"SmolLM2 with twelve of its layers, where {DEGENERATE}",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
 CAPACITIES = {
@@ -122,6 +123,7 @@ CAPACITIES = {
     "smollm2_directions": "full",
     "smollm2_contexts": "full",
     "smollm2_heal_forward": "limited",
+    "smollm2_length_24": "limited",
 }
 
 
