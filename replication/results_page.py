@@ -59,7 +59,7 @@ TABLES = {
         Row("two contexts, tuned rates", "smollm2_credit", "own-exact", "own-sampled", _OWN),
         Row("", "smollm2_credit", "discount-annealed", "own-sampled", (_CV, "own token, sampled")),
         Row("two layers of it missing", "smollm2_heal", "own-exact", "own-sampled", _OWN),
-        Row("twelve of its layers", "smollm2_length_24", "discount-annealed", "own-exact", (_CV, "own token")),
+        Row("twelve layers left", "smollm2_length_24", "discount-annealed", "own-exact", (_CV, "own token")),
         Row("", "smollm2_length_24", "future-exact", "own-exact", ("all later", "own token")),
         Row("two contexts", "smollm2_future", "future-exact", "own-exact", ("all later", "own token")),
         Row("", "smollm2_forward", "forward", "own-exact", _FORWARD),

@@ -38,7 +38,7 @@ def test_ratios_of_kls_are_means_of_paired_logarithms(trained, name):
         for label in arms
     ]
     ratios = np.log(kls[0]) - np.log(kls[1])
-    if len(one.sweep.plan.grid.blocks) == 2:  # in turn; the mean of two means is half the difference to minus one
+    if len(one.sweep.plan.grid.blocks) == 2:  # the mean of two means is half the difference to minus one
         test, scale = stats.ttest_ind(ratios[::2], -ratios[1::2], equal_var=False), 2
     else:
         test, scale = stats.ttest_1samp(ratios, 0), 1
