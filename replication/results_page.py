@@ -61,6 +61,8 @@ TABLES = {
         Row("two layers of it missing", "smollm2_heal", "own-exact", "own-sampled", _OWN),
         Row("twelve layers left", "smollm2_length_24", "discount-annealed", "own-exact", (_CV, "own token")),
         Row("", "smollm2_length_24", "future-exact", "own-exact", ("all later", "own token")),
+        Row("", "smollm2_length_24", "future-sampled", "own-exact", ("all later, sampled", "own token")),
+        Row("", "smollm2_length_24", "weighted-sampled", "own-exact", ("IW-OPD", "own token")),
         Row("two contexts", "smollm2_future", "future-exact", "own-exact", ("all later", "own token")),
         Row("", "smollm2_forward", "forward", "own-exact", _FORWARD),
         Row("three rates per arm", "smollm2_directions", "forward", "own-exact", _FORWARD),
@@ -81,15 +83,12 @@ def written(text: str) -> str:
 
 
 def table(name: str) -> str:
-    """One table, as Markdown; a control of all rows is named in its head alone."""
-    controls = {row.names[1] for row in TABLES[name]}
-    arms = f"arm, against {controls.pop()}" if len(controls) == 1 else "arms"
-    head = f"| task | {arms} | start → end | difference | verdict |"
-    lines = (_line(row, with_control=arms == "arms") for row in TABLES[name])
-    return "\n".join([head, "|---|---|---|---|---|", *lines])
+    """One table, as Markdown."""
+    head = "| task | arms | start → end | difference | verdict |"
+    return "\n".join([head, "|---|---|---|---|---|", *map(_line, TABLES[name])])
 
 
-def _line(row: Row, *, with_control: bool) -> str:
+def _line(row: Row) -> str:
     numbers = read_json(RESULTS / row.folder / NUMBERS)
     key = "objective" if any(one["objective"] for one in numbers["comparisons"]) else "kl"
     ends = [_mean(numbers, label, key) for label in (row.treatment, row.control)]
@@ -98,7 +97,7 @@ def _line(row: Row, *, with_control: bool) -> str:
     task = f"[{row.task}](../replication/results/{row.folder}/README.md)" if row.task else ""
     cells = (
         task,
-        " / ".join(row.names) if with_control else row.names[0],
+        " / ".join(row.names),
         f"{start:.2f} → {ends[0]:.2f} / {ends[1]:.2f}",
         f"{estimate:+.2f} ({low:.2f} to {high:.2f})".replace("-", "−"),
         outcome.replace("_", " "),

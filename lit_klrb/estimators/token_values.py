@@ -218,7 +218,15 @@ class TokenValues:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
+        """Restore the state of `state_dict`.
+
+        Raises:
+            ConfigurationError: If the state has another number of ridges.
+        """
+        ridges = (len(state["errors"]) - 1) // (2 if len(state["prior"]) else 1)
+        if ridges != len(self._ridges):
+            problem = f"has token values of {ridges} ridges, where the estimator has {len(self._ridges)}"
+            raise ConfigurationError(problem, key="ckpt_path")
         self._window = Completions(*(state[name].cpu() for name in Completions._fields))
         self._tables, self._errors = state["tables"].cpu(), state["errors"].cpu()
         self._chosen, self._group_size = state["chosen"], state["group_size"]

@@ -44,7 +44,6 @@ TEACHES = ("--kl.estimator", "replication.to_come.RaoBlackwellTokenValues")
 LORA = ("--model.lora", "{r: 2, init_lora_weights: true}")
 # The policy without its adapter is the reference
 OFF = (*LORA, "--model.reference_path", "null", "--model.policy_path")
-MOVING = ("--model.inner_epochs", "1", "--model.reference_update", "{decay: 0.5}")
 KEEPER = "--trainer.callbacks+=cli_keeper.GradientKeeper"
 
 
@@ -196,10 +195,19 @@ def test_two_processes_equal_one_in_each_cell_of_the_table(chain, tmp_path, monk
             "reward": ("reward",),
             "dpo": ("dpo", *PROMPTS),
             "distill": ("distill", *PROMPTS, *TEACHES),
+            "sft_lora": ("sft", "--model.policy_config", "null", "--model.policy_path", sft, *LORA),
+            "dpo_lora": ("dpo", *PROMPTS, *OFF, sft),
             "rloo_lora": ("rloo", *PROMPTS, *OFF, sft),
             "distill_lora": ("distill", *PROMPTS, *student, *LORA),
             "served": ("distill", *PROMPTS, *student, "--model.reference_path", server.address),
-            "moving": ("rloo", *PROMPTS, *MOVING),
+            "moving": (
+                "rloo",
+                *PROMPTS,
+                "--model.inner_epochs",
+                "1",
+                "--model.reference_update",
+                "{decay: 0.5}",
+            ),
         }
         cells["served"] += ("--kl.estimator", "RaoBlackwellTopK", "--kl.estimator.support", "reference")
 
@@ -306,10 +314,12 @@ def test_what_needs_whole_models_is_refused_with_sharded_ones(chain, tmp_path):
         assert re.match(message, error)
 
 
-# A sharded run is resumed as it was, or with DDP, whose sums are rounded differently
-@pytest.mark.parametrize(("strategy", "near"), [(SHARDED, 0), (TWO, 1e-6)])
-def test_two_processes_resume_exactly_within_a_rollout(chain, rloo, tmp_path, strategy, near):
-    straight, kept, resumed = rloo.root / "sharded", rloo.root / "sharded_kept", tmp_path / "run"
+# A run is resumed as it was, or with DDP where it was sharded: whose sums are rounded differently
+@pytest.mark.parametrize(
+    ("kind", "strategy", "near"), [("two", TWO, 0), ("sharded", SHARDED, 0), ("sharded", TWO, 1e-6)]
+)
+def test_two_processes_resume_exactly_within_a_rollout(chain, rloo, tmp_path, kind, strategy, near):
+    straight, kept, resumed = rloo.root / kind, rloo.root / f"{kind}_kept", tmp_path / "run"
     options = ("--trainer.callbacks.dirpath", str(kept), "--data.batch_size", "2")
     resume = ("--ckpt_path", str(kept / "step=3.ckpt"))
     fit(chain, "rloo", resumed, *rloo.options, *options, *strategy, *resume)

@@ -205,8 +205,12 @@ def test_settings_are_checked(wrong):
         TokenValues(**wrong)
 
 
-def test_groups_of_another_size_are_refused():
+def test_groups_of_another_size_and_other_ridges_are_refused():
     values, _ = followed(rollouts(1))
     tokens, mask, rewards = next(rollouts(1))
     with pytest.raises(ConfigurationError, match="group_size: must be 3 as before, got 2"):
         values.observe(tokens, mask, rewards, 2)
+    for state in (values, followed(rollouts(1), prior=torch.zeros(V))[0]):
+        problem = f"ckpt_path: has token values of {len(RIDGES)} ridges, where the estimator has 1"
+        with pytest.raises(ConfigurationError, match=problem):
+            TokenValues(ridges=(1.0,)).load_state_dict(state.state_dict())
