@@ -94,6 +94,15 @@ def test_given_texts_have_the_kl_of_full_logits(models, kl):
         assert estimate["token"]["estimate"] == pytest.approx(sum(per_text) / count, rel=1e-4)
 
 
+def test_the_table_has_the_numbers_of_the_json(kl):
+    rows = [line.split("\t") for line in kl("--texts", "texts.txt")[1].splitlines() if "\t" in line]
+    found = json.loads(kl("--texts", "texts.txt", "--json")[1])["directions"]["forward"]["estimates"]
+    for name, units in found.items():
+        for shown, unit in (("text", "sequence"), ("token", "token")):
+            value = next(row[2] for row in rows if row[:2] == [name, shown])
+            assert float(value) == pytest.approx(units[unit]["estimate"], rel=1e-3)
+
+
 def test_windows_of_a_text_predict_each_token_once(kl):
     ids = [grammar_tokenizer()(text)["input_ids"] for text in TEXTS]
     windows, numbers = encode_windows("x", rows_of(TEXTS), grammar_tokenizer(), 3)

@@ -56,6 +56,7 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
     assert "are conditional on these, and do not apply to other checkpoints" not in text
     assert "such as a collapse, could still occur in up to 71% of others" in text
     assert "policy = dpo-1" in text
+    assert "A single β or block has a t interval of the same level, not corrected." in text
     assert f"block dpo-1 {signed(means[1])}" in text
     assert main(["verify", str(runs)]) == 0
     assert replication(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
@@ -112,3 +113,8 @@ def test_the_power_of_swaps_of_pairs_does_not_depend_on_the_blocks_of_a_pilot(tm
     plan = load_assessment(plain).sweep.plan
     expected = [*power(plan, plain)]
     assert [line.replace(str(blocked), str(plain)) for line in power(plan, blocked)] == expected
+
+
+def test_a_block_of_a_single_pair_has_no_interval_to_be_mentioned(tmp_path, undrawn):
+    runs = write_sweep(tmp_path / "runs", replicates=3, blocks=3, betas={0: 0.1}, lift=LIFT, edit=shift)
+    assert "has a t interval of the same level" not in Page(build(runs).read_text("utf-8")).text

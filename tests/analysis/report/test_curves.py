@@ -6,6 +6,7 @@ from scipy import stats
 from synthetic import write_sweep
 
 from analysis.report.assessment import load_assessment
+from analysis.report.figures import thinned, thinning
 from analysis.report.sections.training import mean_curve, training_curves
 from analysis.results.records import Curve
 
@@ -41,3 +42,21 @@ def test_what_trains_nothing_is_shown_by_arm(tmp_path, undrawn):
     runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_shares)
     (table,) = training_curves(load_assessment(runs)).tables
     assert table.rows == [("MonteCarlo", "19%", "–", "7"), ("RaoBlackwell", "75%", "–", "7")]
+
+
+def test_curves_of_two_points_are_no_figure(tmp_path, undrawn):
+    def two_evaluations(point, made):
+        for name in [name for name in made["curves"] if name.startswith("val/")]:
+            made["curves"][name] = {"step": [0, 9], "value": [0.0, 1.0]}
+        return made
+
+    (both, validation) = training_curves(load_assessment(write_sweep(tmp_path / "all", replicates=2))).figures
+    runs = write_sweep(tmp_path / "two", replicates=2, edit=two_evaluations)
+    (training,) = training_curves(load_assessment(runs)).figures
+    assert training.alt == both.alt != validation.alt
+
+
+def test_a_caption_says_how_many_runs_are_drawn_if_not_all():
+    assert thinning(10, most=10) == ""
+    assert len(thinned(range(25), 10)) == 9
+    assert thinning(25, most=10) == " Of 25 runs of an arm in a panel, 9 are drawn."
