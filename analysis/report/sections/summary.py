@@ -160,12 +160,12 @@ def _beside(verdict: Verdict) -> str:
 
 
 def _counts(assessment: Assessment) -> str:
-    plan, grid = assessment.sweep.plan, assessment.sweep.grid
-    diverged, planned = sum(run.diverged for run in grid.values()), len(plan.places)
-    have = "" if len(grid) == planned else f", of which {len(grid)} have a result"
+    """The runs of a complete sweep."""
+    grid = assessment.sweep.plan.grid
+    diverged = sum(run.diverged for run in assessment.sweep.grid.values())
     return (
-        f"{planned} runs ({count(len(plan.grid.arms), 'arm')} × {len(plan.grid.beta)} β × "
-        f"{count(plan.grid.replicates, 'replicate')}){have}; {diverged or 'none'} diverged."
+        f"{len(assessment.sweep.plan.places)} runs ({count(len(grid.arms), 'arm')} × {len(grid.beta)} β × "
+        f"{count(grid.replicates, 'replicate')}); {diverged or 'none'} diverged."
     )
 
 
