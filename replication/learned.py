@@ -51,7 +51,7 @@ class Reader(NamedTuple):
     @classmethod
     def of(cls, folder: str) -> "Reader":
         """The first `LAYERS` layers of a model."""
-        backbone: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).base_model
+        backbone: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).base_model
         backbone.layers = backbone.layers[:LAYERS]
         return cls(backbone.eval().requires_grad_(False), AutoTokenizer.from_pretrained(folder))
 
