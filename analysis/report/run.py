@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from analysis.report.elements import Figure, Section, Table, page
-from analysis.report.figures import INK, sheet
+from analysis.report.figures import INK, sheet, thinned
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
 from analysis.stats.intervals import Interval
@@ -28,6 +28,10 @@ SHOWN = {
     schema.KL: "KL, nats per completion",
     schema.LENGTH: "length, tokens",
 }
+# Metrics of training in a second figure.
+TRAINED = {**SHOWN, "grad_norm": "norm of the gradient"}
+# Most steps in its panels.
+STEPS = 200
 # Keys of the data whose values the page shows: what only one of the models reads.
 CONTEXT = ("system_prompt", "teacher_system_prompt", "teacher_examples")
 # Settings of the run that the page shows: a name, and the keys of its configuration.
@@ -40,6 +44,7 @@ SETTINGS = {
     "learning rate": "model.init_args.learning_rate",
     "steps": "trainer.max_steps",
 }
+REWARD_PATH = "model.init_args.reward_path"
 # Half the width of a 95 % interval, in standard errors.
 Z = 1.96
 CAPTION = (
@@ -63,14 +68,18 @@ def build_run(run: Path, output: Path | None = None) -> Path:
         name: dict(zip(curve["step"], curve["value"], strict=True))
         for name, curve in curves(run / schema.METRICS_DIR).items()
     }
-    kl_settings = _configuration(run).get("kl")
+    configuration = _configuration(run)
+    if not _setting(configuration, REWARD_PATH) and not any(metrics.get(f"val/{schema.REWARD}", {}).values()):
+        # A run without a reward logs zeros
+        metrics = {name: own for name, own in metrics.items() if not name.endswith(f"/{schema.REWARD}")}
+    kl_settings = configuration.get("kl")
     beta = kl_settings.get("beta") if isinstance(kl_settings, dict) else None
     kl, reward = (_finite(metrics, f"val/{key}") for key in (schema.KL, schema.REWARD))
     if isinstance(beta, int | float) and (steps := [step for step in reward if step in kl]):
         metrics[f"val/{OBJECTIVE}"] = {step: reward[step] - beta * kl[step] for step in steps}
     sections: dict[str, list[Section | None]] = {
         "Answer": [_curves(run, metrics)],
-        "Runs": [_completions(run), _logged(metrics)],
+        "Runs": [_training(metrics), _completions(run), _logged(metrics)],
         "Settings": [_settings(run)],
     }
     shown = {part: [section for section in own if section is not None] for part, own in sections.items()}
@@ -151,19 +160,41 @@ def _curves(run: Path, metrics: Mapping[str, Curve]) -> Section:
     )
 
 
+def _training(metrics: Mapping[str, Curve]) -> Section | None:
+    """What each step was trained on, as far as the run logs it; None for fewer than three steps."""
+    logged = {name: _finite(metrics, f"train/{name}") for name in TRAINED}
+    drawn = {name: dict(thinned([*own.items()], STEPS)) for name, own in logged.items() if len(own) > 2}
+    if not drawn:
+        return None
+    most = max(len(logged[name]) for name in drawn)
+    kept = f" Of {most:,} steps one in {-(-most // STEPS)} is drawn." if most > STEPS else ""
+    steps = sorted({step for curve in drawn.values() for step in curve})
+    header = ("step", *(TRAINED[name] for name in drawn))
+    rows = [(str(step), *(curve.get(step) for curve in drawn.values())) for step in steps]
+    caption = f"At each step, of its completions, which are sampled before it. Not smoothed.{kept}"
+    alt = f"{', '.join(TRAINED[name] for name in drawn)} at {len(steps)} steps of training."
+    figure = Figure(lambda: _draw(drawn, {}), alt, caption, Table("Steps of training.", header, rows))
+    return Section("training", "Training, step by step", figures=[figure])
+
+
 def _draw(measured: Mapping[str, Curve], widths: Mapping[str, Mapping[int, float | None]]) -> str:
-    across = 2 if len(measured) > 3 else len(measured)
+    """A panel for each metric: evaluations with intervals as points, steps without `widths` as a line."""
+    across = min(2, len(measured))
     down = -(-len(measured) // across)
+    marks = {"marker": "o", "markersize": 4, "capsize": 3} if widths else {"linewidth": 1}
     with sheet(0.3 + 2 * down) as drawn:
-        panels = drawn.canvas.subplots(down, across, squeeze=False).flat
+        panels = drawn.canvas.subplots(down, across, squeeze=False).flatten()
+        for axes in panels[len(measured) :]:
+            axes.set_axis_off()
         for axes, (name, curve) in zip(panels, measured.items(), strict=False):
             values = np.array([*curve.values()], dtype=float)
-            bars = [widths[name].get(at) or 0 for at in curve]
-            axes.errorbar([*curve], values, bars, color=INK, marker="o", markersize=4, capsize=3)
-            if name not in (schema.REWARD, OBJECTIVE):
+            bars = [widths[name].get(at) or 0 for at in curve] if widths else None
+            axes.errorbar([*curve], values, bars, color=INK, **marks)
+            if name not in (schema.REWARD, OBJECTIVE) and not (values < 0).any():
                 axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
-            axes.set_title(SHOWN[name], loc="left")
+            axes.locator_params("x", integer=True)
+            axes.set_title(TRAINED[name], loc="left")
     return drawn.svg
 
 

@@ -76,6 +76,36 @@ def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_
     assert "7 rows of the data left out" in page
 
 
+@pytest.mark.parametrize("path", ["null", "package.module:score"])
+def test_rewards_of_zero_are_shown_only_if_the_run_has_a_reward(tmp_path, path):
+    rows = "step,val/kl,val/reward\n0,9,0\n2,4,0\n"
+    config = f"model: {{init_args: {{reward_path: {path}}}}}\nkl: {{beta: 1}}\ndata: {{init_args: {{}}}}"
+    write_run(tmp_path, {METRICS: rows, CONFIG: config})
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    title = "KL 9.00 before, 4.00 after" if path == "null" else "Reward 0 before, 0 after"
+    assert f"<h1>{title}</h1>" in page
+    assert (">reward</th>" in page) == (path != "null")
+
+
+def test_steps_of_training_have_a_figure_which_says_what_is_left_out(tmp_path):
+    lines = [f"{step},,{step / 8},{step * 2}" for step in range(401)]
+    write_run(tmp_path, {METRICS: "\n".join(["step,val/kl,train/kl,train/grad_norm", "0,1,,", *lines, ""])})
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "Training, step by step" in page
+    assert "Of 401 steps one in 3 is drawn" in page
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
+    start = cells.index("norm of the gradient") + 1
+    assert cells[start : start + 6] == ["0", "0.00", "0.0", "3", "0.38", "6.0"]
+
+
+def test_two_steps_have_no_figure(tmp_path):
+    write_run(tmp_path, {METRICS: "step,val/kl,train/kl\n0,1,\n0,,2\n1,,3\n"})
+    assert main(["report", str(tmp_path)]) == 0
+    assert "step by step" not in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_a_run_without_evaluations_is_refused(tmp_path, capsys):
     write_run(tmp_path, {})
     assert main(["report", str(tmp_path)]) == 2
