@@ -11,7 +11,7 @@ from analysis.sweep.job import BUSY, MISPLACED, STOPPED, USAGE, Job, software
 from analysis.sweep.launchers import Exit, Launcher
 from analysis.sweep.lock import lock_choice
 from analysis.sweep.progress import Clock, Progress, duration
-from analysis.sweep.states import SETTLED, Ended, State, survey
+from analysis.sweep.states import SETTLED, Ended, State, States, survey
 from analysis.sweep.store import Store, trim
 from lit_klrb.errors import OUTAGE
 from lit_klrb.redaction import environment_names
@@ -58,7 +58,9 @@ class Coordinator:
         self._launcher, self._progress = launcher, progress
         self._cells = {cell.id: cell for cell in cells}
         self._gpus = {cell.id: gpus_of(plan, cell) for cell in cells}
-        self._states = survey(cells, store)
+        found = survey(cells, store)
+        self._states = States({cell.id: found[cell.id] for cell in cells})
+        self._trials = [cell for cell in cells if cell.trial is not None]
         self._required = {need for cell in self._in(State.TODO) for need in cell.needs}
         self._rates: Mapping[str, float] | None = None
         self._attempts = dict.fromkeys(self._cells, 0)
@@ -93,7 +95,7 @@ class Coordinator:
             self._launcher.stop()
         if not self._stopped:
             tuned = [cell for cell in self._in(State.TODO) if cell.tuned_by]
-            if any(self._states[cell.id] not in SETTLED for cell in self._cells.values() if cell.trial):
+            if any(self._states[trial.id] not in SETTLED for trial in self._trials):
                 self._block(tuned, "a cell of the tuning stage has no result")
             elif self._rates is not None:
                 self._block(tuned, "its arm diverged at every rate of the tuning stage")
@@ -106,7 +108,7 @@ class Coordinator:
         return Ended(self._states, self._reasons, self._ran, refused, stopped)
 
     def _in(self, *states: State) -> list[Cell]:
-        return [cell for cell in self._cells.values() if self._states[cell.id] in states]
+        return [self._cells[cell] for cell in self._states.of(*states)]
 
     def _submit(self) -> bool:
         """Fill the free slots; return whether a cell is run by another coordinator, or waits for its time."""
@@ -114,7 +116,7 @@ class Coordinator:
         free = self._launcher.slots - len(self._in(State.RUNNING))
         gpus = self._launcher.gpus
         taken = sum(self._gpus[cell.id] for cell in self._in(State.RUNNING))
-        for cell in self._in(State.TODO):
+        for cell in self._in(State.TODO) if free else ():
             if free == 0:
                 break
             if gpus is not None and taken + self._gpus[cell.id] > gpus:
@@ -164,8 +166,7 @@ class Coordinator:
 
     def _rate(self, cell: Cell) -> float | None:
         """The rate chosen for the arm of a cell; None before the tuning stage is complete, or without one."""
-        trials = [trial for trial in self._cells.values() if trial.trial is not None]
-        if self._rates is None and all(self._states[trial.id] in SETTLED for trial in trials):
+        if self._rates is None and all(self._states[trial.id] in SETTLED for trial in self._trials):
             self._rates = lock_choice(self._store.directory)
         return (self._rates or {}).get(cell.arm or "")
 

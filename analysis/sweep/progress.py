@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +37,7 @@ class Clock:
 
     def mean(self, stage: str) -> float | None:
         """Mean time of a cell of the stage, in seconds; None if none is known."""
-        return mean(self._seconds[stage]) if stage in self._seconds else None
+        return fmean(self._seconds[stage]) if stage in self._seconds else None
 
     def left(self, cells: Iterable[Cell], workers: int, assumed: float | None = None) -> float | None:
         """Estimate the time until all `cells` have run, one stage after the other.

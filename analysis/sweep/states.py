@@ -1,8 +1,10 @@
 """The states of the cells of a sweep."""
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 
 from analysis.results import Cell, DamagedFileError
@@ -23,6 +25,38 @@ class State(Enum):
 
 # States in which a cell has a result.
 SETTLED = (State.DONE, State.DIVERGED)
+
+
+class States(dict[str, State]):
+    """The state of each cell by its id; finds those in a state without a look at all others.
+
+    Args:
+        found: The states, in the order of the cells.
+
+    Example:
+        >>> states = States({"a": State.TODO, "b": State.DONE, "c": State.TODO})
+        >>> states["b"] = State.TODO
+        >>> states.of(State.TODO)
+        ['a', 'b', 'c']
+    """
+
+    def __init__(self, found: Mapping[str, State]) -> None:
+        super().__init__(found)
+        self._ids = [*found]
+        self._place = {cell: place for place, cell in enumerate(found)}
+        self._places: dict[State, list[int]] = {state: [] for state in State}
+        for place, state in enumerate(found.values()):
+            self._places[state].append(place)
+
+    def __setitem__(self, cell: str, state: State) -> None:
+        place, before = self._place[cell], self._places[self[cell]]
+        del before[bisect_left(before, place)]
+        insort(self._places[state], place)
+        super().__setitem__(cell, state)
+
+    def of(self, *states: State) -> list[str]:
+        """The ids of the cells in one of these states, in the order of the cells."""
+        return [self._ids[place] for place in sorted(chain(*map(self._places.__getitem__, states)))]
 
 
 @dataclass
