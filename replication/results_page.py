@@ -50,6 +50,7 @@ TABLES = {
         Row("", "smollm2_samples", "mc-32", "mc", ("4 × samples", _MC)),
         Row("a learned reward", "smollm2_learned", "prefix-four", "mc", ("prefix at 4 places", _MC)),
         Row("", "smollm2_learned", "mc-three", "mc", ("3 × samples", _MC)),
+        Row("eight others", "smollm2_learned_default", "prefix-four", "default", ("prefix at 4 places", _CV)),
     ),
     "distillation": (
         Row("1M student, reviews", "imdb_distill", "discount-annealed", "future-exact", (_CV, "all later")),
