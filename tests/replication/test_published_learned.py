@@ -12,7 +12,10 @@ ARMS = ("mc", "mc-three", "prefix-one", "prefix-two", "prefix-four", "vine-two")
 
 @pytest.mark.parametrize(
     ("folder", "control", "arm"),
-    [*((FOLDER, "mc", arm) for arm in ARMS), *((ALONE, "default", arm) for arm in ("default", "prefix-four"))],
+    [
+        *((FOLDER, "mc", arm) for arm in ARMS),
+        *((ALONE, "default", arm) for arm in ("default", "prefix-four")),
+    ],
 )
 def test_each_row_of_the_table(folder, control, arm):
     sweep = sweep_of(folder)
