@@ -28,7 +28,7 @@ SHOWN = {
     schema.KL: "KL, nats per completion",
     schema.LENGTH: "length, tokens",
 }
-# Metrics of training in a second figure.
+# Metrics of the figure of training, with the titles of all panels.
 TRAINED = {**SHOWN, "grad_norm": "norm of the gradient"}
 # Most steps in its panels.
 STEPS = 200
@@ -171,7 +171,7 @@ def _training(metrics: Mapping[str, Curve]) -> Section | None:
     steps = sorted({step for curve in drawn.values() for step in curve})
     header = ("step", *(TRAINED[name] for name in drawn))
     rows = [(str(step), *(curve.get(step) for curve in drawn.values())) for step in steps]
-    caption = f"At each step, of its completions, which are sampled before it. Not smoothed.{kept}"
+    caption = f"Each point is of the completions that a step trains on, sampled before its update.{kept}"
     alt = f"{', '.join(TRAINED[name] for name in drawn)} at {len(steps)} steps of training."
     figure = Figure(lambda: _draw(drawn, {}), alt, caption, Table("Steps of training.", header, rows))
     return Section("training", "Training, step by step", figures=[figure])

@@ -112,13 +112,12 @@ class Coordinator:
 
     def _submit(self) -> bool:
         """Fill the free slots; return whether a cell is run by another coordinator, or waits for its time."""
-        elsewhere = False
-        free = self._launcher.slots - len(self._in(State.RUNNING))
-        gpus = self._launcher.gpus
-        taken = sum(self._gpus[cell.id] for cell in self._in(State.RUNNING))
-        for cell in self._in(State.TODO) if free else ():
-            if free == 0:
-                break
+        elsewhere, running = False, self._in(State.RUNNING)
+        free, gpus = self._launcher.slots - len(running), self._launcher.gpus
+        if not free:
+            return False
+        taken = sum(self._gpus[cell.id] for cell in running)
+        for cell in self._in(State.TODO):
             if gpus is not None and taken + self._gpus[cell.id] > gpus:
                 continue
             if not all(self._states[need] is State.DONE for need in cell.needs):
@@ -134,6 +133,8 @@ class Coordinator:
                 free -= started
                 taken += started * self._gpus[cell.id]
                 elsewhere |= not started
+                if not free:
+                    break
         return elsewhere
 
     def _start(self, cell: Cell) -> bool:

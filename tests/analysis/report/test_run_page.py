@@ -1,6 +1,8 @@
 """The page of a single run: its numbers are those of the run's files."""
 
+import html
 import re
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -98,6 +100,20 @@ def test_steps_of_training_have_a_figure_which_says_what_is_left_out(tmp_path):
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
     start = cells.index("norm of the gradient") + 1
     assert cells[start : start + 6] == ["0", "0.00", "0.0", "3", "0.38", "6.0"]
+
+
+def test_panels_stand_two_across_and_show_estimates_below_zero(tmp_path):
+    rows = "step,val/kl,train/kl,train/length,train/grad_norm\n0,1,,,\n0,,-2,9,1\n1,,1,9,1\n2,,1,9,1\n"
+    write_run(tmp_path, {METRICS: rows})
+    assert main(["report", str(tmp_path)]) == 0
+    page = unquote(html.unescape((tmp_path / "report.html").read_text("utf-8")))
+    figure = page[page.index("step by step</h3>") :]
+    texts = re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>([^<]*)<', figure)
+    left, right, below = (float(place) for place, text in texts if text == "step")
+    assert left == below < right
+    names = {text for _, text in texts}
+    assert "−2" in names
+    assert "1.0" not in names  # of axes without a metric
 
 
 def test_two_steps_have_no_figure(tmp_path):
