@@ -109,6 +109,7 @@ SWEEPS = {
     "smollm2_contexts": "SmolLM2 and its own context, two other contexts, rates as chosen",
     "smollm2_heal_forward": "SmolLM2 without two layers, one rate",
     "smollm2_length_24": f"SmolLM2 with twelve of its layers, where {DEGENERATE}",
+    "smollm2_length_96": "SmolLM2 and its own context, eight contexts, 96 tokens, one rate",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
 CAPACITIES = {
@@ -124,6 +125,7 @@ CAPACITIES = {
     "smollm2_contexts": "full",
     "smollm2_heal_forward": "limited",
     "smollm2_length_24": "limited",
+    "smollm2_length_96": "full",
 }
 
 
