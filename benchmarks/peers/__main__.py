@@ -29,7 +29,7 @@ SLOWEST = ("trl", "slime", "tinker", "verl", "prime_rl", "skyrl")
 def two_processes() -> Executor:
     """Runs each task in a process of its own, two at a time.
 
-    With one thread each: four threads on two cores take five times as long.
+    With one thread each: with two, the whole table takes four times the CPU seconds.
     """
     return ProcessPoolExecutor(
         2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1

@@ -53,6 +53,12 @@ def stand_in(tmp_path, monkeypatch):
     sys.modules.pop("stand_in", None)
 
 
+def test_each_process_has_one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with command.two_processes() as pool:
+        assert pool.submit(torch.get_num_threads).result() == 1
+
+
 def test_a_changed_loss_fails_and_is_named(stand_in, capsys):
     stand_in(K3)
     assert command.main([]) == 1

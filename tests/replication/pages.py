@@ -22,14 +22,15 @@ def page_of(folder):
     return " ".join((RESULTS / folder / "README.md").read_text("utf-8").split())
 
 
-def number(value):
-    """Two decimals, a true minus, no negative zero."""
-    return f"{round(float(value), 2) + 0.0:.2f}".replace("-", "−")
+def number(value, digits=2, sign=""):
+    """A true minus, no negative zero; a plus with `sign="+"`."""
+    return f"{round(float(value), digits) + 0.0:{sign}.{digits}f}".replace("-", "−")
 
 
-def interval(values, level=0.95):
+def interval(values, level=0.95, digits=2, sign=""):
     found = Estimate.of_mean(np.array(values)).interval(level)
-    return f"{number(np.mean(values))} ({number(found.low)} to {number(found.high)})"
+    low, high = (number(end, digits) for end in (found.low, found.high))
+    return f"{number(np.mean(values), digits, sign)} ({low} to {high})"
 
 
 def by_start(folder, arm, control):

@@ -1,35 +1,22 @@
-"""The page of the sweep at 96 tokens: its table, recomputed from the runs."""
+"""The page of the sweep at 96 tokens has the numbers of its results."""
 
 import numpy as np
 import pytest
-from pages import page_of, sweep_of
-
-from analysis.stats.intervals import Estimate
+from pages import interval, number, page_of, sweep_of
 
 FOLDER, CONTROL = "smollm2_length_96", "own-exact"
 
 
-def text(value, digits, sign=False):
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
-
-
-def interval(values, digits, level=0.95, sign=False):
-    found = Estimate.of_mean(values).interval(level)
-    return f"{text(values.mean(), digits, sign)} ({text(found.low, digits)} to {text(found.high, digits)})"
+def outcomes(arm, key):
+    return np.array([sweep_of(FOLDER).grid[arm, 0, replicate].final[key] for replicate in range(8)])
 
 
 @pytest.mark.parametrize("arm", ["own-exact", "discount-annealed", "future-exact", "future-sampled"])
-def test_the_table_at_96_tokens_is_that_of_the_runs(arm):
-    grid = sweep_of(FOLDER).grid
-    values = {
-        (name, key): np.array([grid[name, 0, replicate].final[key] for replicate in range(8)])
-        for name in (arm, CONTROL)
-        for key in ("kl", "length")
-    }
-    kl, tokens, control = values[arm, "kl"], values[arm, "length"], values[CONTROL, "kl"]
-    cells = [interval(kl, 1), text(tokens.mean(), 1), text((kl / tokens).mean(), 2)]
+def test_each_row_of_the_table(arm):
+    kl, tokens, control = outcomes(arm, "kl"), outcomes(arm, "length"), outcomes(CONTROL, "kl")
+    cells = [interval(kl, digits=1), number(tokens.mean(), 1), number((kl / tokens).mean())]
     if arm != CONTROL:
         level = 1 - 0.05 / 3
-        cells += [interval(kl - control, 1, level, sign=True), interval(np.log(kl / control), 2, level)]
+        cells += [interval(kl - control, level, 1, "+"), interval(np.log(kl / control), level)]
     _, row = page_of(FOLDER).split(f"| {arm}, ")
     assert row.split(" | ", 1)[1].startswith(" | ".join(cells))
